@@ -1,0 +1,61 @@
+# Every target makes or refreshes the virtual environment by itself.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
+PACKAGES := core brokers outbox idempotency consumer cli testing
+# Importing `outbox` from the root would make a second copy of holdfast.outbox.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The editable install is a tree of links, so it is refreshed when a file comes or goes.
+FILES := $(shell find $(PACKAGES) -name '*.py' -o -name '*.sql' -o -name 'py.typed' | LC_ALL=C sort)
+PRINT := $(shell { cat pyproject.toml; echo $(FILES); } | cksum | cut -d' ' -f1)
+BASE := $(VENV)/base-$(PRINT)
+DEV := $(VENV)/dev-$(PRINT)
+
+.PHONY: help demo test check bench chaos clean servers
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Holdfast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip "setuptools>=77" wheel
+
+$(BASE): | $(VENV)/bin/python
+	@rm -f $(VENV)/base-*
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): $(BASE)
+	@rm -f $(VENV)/dev-*
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(BASE) ## the main job on SQLite alone: nothing lost, nothing twice
+	@$(BIN)/python examples/demo.py
+
+servers: $(DEV) ## install the real servers that the tests start
+	@$(BIN)/python tests/servers/install.py
+
+test: $(DEV) servers ## install everything, start the real servers, run every test
+	$(BIN)/python -m pytest -m "not chaos" $(ARGS)
+
+check: $(DEV) ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(DEV) servers ## measure against peers and raw floors (ONLY=name for one)
+	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+
+chaos: $(DEV) servers ## the long fault runs
+	$(BIN)/python -m pytest -m chaos --timeout 3600 $(ARGS)
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .logs

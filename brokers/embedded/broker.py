@@ -1,0 +1,135 @@
+"""The embedded broker: topics, sinks and sources over one store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.brokers.embedded.marks import Marks
+from holdfast.brokers.embedded.membership import Membership
+from holdfast.brokers.embedded.settings import EmbeddedSettings
+from holdfast.brokers.embedded.sink import EmbeddedSink
+from holdfast.brokers.embedded.source import EmbeddedSource
+from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
+from holdfast.errors import ConfigurationError, InvalidMessage, UnknownTopic
+from holdfast.ids import new_id
+from holdfast.ports import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.brokers.embedded.store import Store
+    from holdfast.clock import Clock
+    from holdfast.ports import Listener, Sink, Source
+
+
+class EmbeddedBroker:
+    """Topics with partitions by key, groups that share them, and a durable log behind."""
+
+    def __init__(self, name: str, store: Store, clock: Clock, settings: EmbeddedSettings) -> None:
+        self.name = name
+        self._store = store
+        self._db = store.session()
+        self._clock = clock
+        self._settings = settings
+        self.caps = Caps(
+            settle=Settle.INDIVIDUAL,
+            ordering=Ordering.PARTITION,
+            counts=Counts.FAILURE,
+            blameless_release=True,
+            release_keeps_order=True,
+            delay=float("inf"),
+            lease=settings.lease,
+            pause=Pause.LANE,
+            transactions=True,
+            max_message=settings.max_message,
+            replay=True,
+        )
+
+    def sink(self, **native: Any) -> Sink:
+        """Return a new sink."""
+        EmbeddedSettings.refuse(native, "a sink")
+        return EmbeddedSink(self._store.session(), self._lanes, self.caps, self._clock)
+
+    def source(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        listener: Listener | None = None,
+        **native: Any,
+    ) -> Source:
+        """Return a new member of *group*, which starts at the beginning of *topics*."""
+        EmbeddedSettings.refuse(native, "a source")
+        if isinstance(topics, str) or not topics or not group:
+            raise ConfigurationError(
+                f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
+            )
+        for topic in topics:
+            self._lanes(topic)
+        membership = Membership(group, new_id(), topics, self._settings.session)
+        return EmbeddedSource(self._store.session(), membership, self.caps, self._clock, listener)
+
+    def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Make sure that *topic* exists; an existing one keeps its partitions."""
+        if not topic:
+            raise InvalidMessage("topic is empty: name the topic to create")
+        if partitions < 1:
+            raise ConfigurationError(f"partitions={partitions}: a topic needs at least 1")
+        with self._db.write() as db:
+            known = db.execute("SELECT 1 FROM hf_lane WHERE topic = ?", (topic,)).fetchone()
+            if known is None:
+                db.executemany(
+                    "INSERT INTO hf_lane (topic, partition) VALUES (?, ?)",
+                    [(topic, partition) for partition in range(partitions)],
+                )
+
+    def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
+        """Return the unsettled messages of *group* in every lane of *topics*."""
+        counts = dict(self._db.read(Marks.LAG, group))
+        return {
+            Lane(topic, partition): counts[lane_id]
+            for topic in topics
+            for partition, lane_id in self._find(topic).items()
+        }
+
+    def prune(self, *, older_than: float, most: int = 10_000) -> int:
+        """Delete at most *most* messages that every group settled *older_than* seconds ago.
+
+        A message that any group has not settled is never deleted, nor one in a topic that
+        no group has read yet.
+        """
+        before = self._clock.now().timestamp() - older_than
+        with self._db.write() as db:
+            return db.execute(
+                "DELETE FROM hf_message WHERE id IN (SELECT m.id FROM hf_message m"
+                " JOIN (SELECT lane, min(committed) AS settled FROM hf_cursor GROUP BY lane) c"
+                " ON m.id >= (c.lane << 40) AND m.id < (c.lane << 40) + c.settled"
+                " WHERE m.stored < ? LIMIT ?)",
+                (before, most),
+            ).rowcount
+
+    def abandon(self, source: Source) -> None:
+        """Treat *source* as if its process had died now; for tests of what follows."""
+        if not isinstance(source, EmbeddedSource):
+            raise ConfigurationError(f"{source!r} is not a source of {self.name}")
+        source.die()
+        with self._db.write() as db:
+            db.execute("UPDATE hf_member SET expires = -1 WHERE id = ?", (source.member,))
+
+    def close(self) -> None:
+        """Close the broker's own session."""
+        self._db.close()
+
+    def _find(self, topic: str) -> dict[int, int]:
+        rows = self._db.read("SELECT partition, id FROM hf_lane WHERE topic = ?", topic)
+        return dict(rows)
+
+    def _lanes(self, topic: str) -> dict[int, int]:
+        """Return the lane ids of *topic* by partition, making the topic where allowed."""
+        lanes = self._find(topic)
+        if not lanes:
+            if not self._settings.auto_create:
+                raise UnknownTopic(topic, "create it with broker.create_topic(), or auto_create")
+            self.create_topic(topic, partitions=self._settings.partitions)
+            lanes = self._find(topic)
+        return lanes

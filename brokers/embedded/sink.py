@@ -1,0 +1,114 @@
+"""Publishing to the embedded broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.brokers.embedded.lane import SHIFT
+from holdfast.brokers.lanes import Spread
+from holdfast.cloudevents import to_wire
+from holdfast.errors import HoldfastError, MessageTooLarge
+from holdfast.ports import Lane, Published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from holdfast.brokers.embedded.store import Session
+    from holdfast.caps import Caps
+    from holdfast.clock import Clock
+    from holdfast.message import Message
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Slot:
+    """One lane of a topic and the rows of the batch that go there."""
+
+    __slots__ = ("id", "indexes", "lane", "rows")
+
+    def __init__(self, lane: Lane, lane_id: int) -> None:
+        self.lane = lane
+        self.id = lane_id
+        self.rows: list[tuple[bytes | None, bytes, bytes | None]] = []
+        self.indexes: list[int] = []
+
+
+class EmbeddedSink:
+    """Stores each batch in one transaction: all messages that can be stored, or none."""
+
+    def __init__(
+        self,
+        session: Session,
+        lanes_of: Callable[[str], dict[int, int]],
+        caps: Caps,
+        clock: Clock,
+    ) -> None:
+        self.caps = caps
+        self._db = session
+        self._lanes_of = lanes_of
+        self._clock = clock
+        self._spread = Spread().lane
+        self._topics: dict[str, list[Slot]] = {}
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        """Store *messages*; one that cannot be stored gets its error, the others are stored."""
+        results: list[Published] = [_REFUSED] * len(messages)
+        used: set[Slot] = set()
+        try:
+            for index, message in enumerate(messages):
+                try:
+                    used.add(self._place(message, index))
+                except HoldfastError as error:
+                    results[index] = Published(error)
+            if used:
+                self._store(used, results)
+        finally:
+            for slot in used:
+                slot.rows, slot.indexes = [], []
+        return results
+
+    def _place(self, message: Message, index: int) -> Slot:
+        headers = _pack(to_wire(message))
+        key, body = message.key, message.payload
+        limit = self.caps.max_message
+        size = len(headers) + (len(body) if body else 0) + (len(key) if key else 0)
+        if limit is not None and size > limit:
+            raise MessageTooLarge(size, limit)
+        slots = self._topics.get(message.topic) or self._learn(message.topic)
+        slot = slots[self._spread(key, len(slots))]
+        slot.rows.append((key, headers, body))
+        slot.indexes.append(index)
+        return slot
+
+    def _learn(self, topic: str) -> list[Slot]:
+        lanes = sorted(self._lanes_of(topic).items())
+        self._topics[topic] = slots = [Slot(Lane(topic, n), lane_id) for n, lane_id in lanes]
+        return slots
+
+    def _store(self, used: Iterable[Slot], results: list[Published]) -> None:
+        stored = self._clock.now().timestamp()
+        with self._db.write() as db:
+            for slot in used:
+                count = len(slot.rows)
+                (end,) = db.execute(
+                    "UPDATE hf_lane SET next = next + ? WHERE id = ? RETURNING next",
+                    (count, slot.id),
+                ).fetchone()
+                first = end - count
+                base = (slot.id << SHIFT) + first
+                db.executemany(
+                    "INSERT INTO hf_message (id, key, headers, body, stored)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    [(base + i, k, h, b, stored) for i, (k, h, b) in enumerate(slot.rows)],
+                )
+                for offset, index in enumerate(slot.indexes, first):
+                    results[index] = Published(None, slot.lane, offset)
+
+    def close(self) -> None:
+        """Close the session."""
+        self._db.close()
+
+
+_REFUSED = Published(error=HoldfastError("not published"))

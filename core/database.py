@@ -1,0 +1,57 @@
+"""Opening the database that holds outbox, inbox and the other tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from holdfast.errors import ConfigurationError, MissingExtra
+from holdfast.urls import mask
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_EXTRAS = {"psycopg": "postgres", "psycopg2": "postgres", "pymysql": "mysql", "MySQLdb": "mysql"}
+_BUSY_SECONDS = 60.0
+
+
+def open_database(url: str | Engine, **native: Any) -> Engine:
+    """Return an engine for *url*; *native* settings go to SQLAlchemy untouched.
+
+    SQLite files are opened for several processes: WAL, a patient busy timeout, and the
+    write lock taken when a transaction begins, so that no transaction fails half-way with
+    "database is locked".
+    """
+    if isinstance(url, Engine):
+        return url
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            native.setdefault("connect_args", {"timeout": _BUSY_SECONDS})
+        engine = create_engine(parsed, **native)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigurationError(
+            f"{mask(str(url))!r} is not a database URL: write postgresql+psycopg://user@host/db, "
+            "mysql+pymysql://user@host/db or sqlite:///file.db"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise MissingExtra(_EXTRAS.get(str(error.name), "all"), str(error.name)) from error
+    if engine.dialect.name == "sqlite":
+        _share(engine)
+    return engine
+
+
+def _share(engine: Engine) -> None:
+    def connected(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # SQLAlchemy's BEGIN below, not the driver's own
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)

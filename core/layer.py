@@ -1,0 +1,108 @@
+"""Layers: what a decorator adds around a handler, and where it belongs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.message import Message
+    from holdfast.plan import Handler
+
+
+class Stage(IntEnum):
+    """The one order in which layers wrap a handler, outermost first."""
+
+    HEARTBEAT = 10
+    TRACE = 20
+    METRICS = 30
+    SETTLE = 40
+    DURABLE_RETRY = 50
+    BUDGET = 60
+    RETRY = 70
+    ATTEMPT = 80
+    BREAKER = 90
+    TRANSACTION = 100
+    DEDUP = 110
+
+
+REPEATABLE = frozenset({Stage.ATTEMPT, Stage.BREAKER})
+"""Stages that may hold several layers: one breaker per dependency."""
+
+REASONS: dict[tuple[Stage, Stage], str] = {
+    (Stage.DEDUP, Stage.RETRY): "a failed attempt would be remembered as done and never retried",
+    (Stage.TRANSACTION, Stage.RETRY): "a retry would go on inside a transaction that has failed",
+    (Stage.RETRY, Stage.SETTLE): "a message would be dead-lettered and then tried again",
+    (Stage.DEDUP, Stage.SETTLE): "a dead-lettered message would be remembered as done",
+    (Stage.BREAKER, Stage.RETRY): "the breaker would see one call where many were made",
+    (Stage.DEDUP, Stage.BREAKER): "the dedup row would be held while the circuit is open",
+}
+"""Why (outer, inner) is wrong."""
+
+
+class Call(msgspec.Struct):
+    """One run of a plan: what the layers share about it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    message: Message | None = None
+    consumer: str = ""
+    """Who handles it: the group and the handler, the scope of its dedup memory."""
+    session: Any = None
+    """The database session of this attempt, inside its transaction."""
+    duplicate: bool = False
+    """Whether the effect was found to be there already."""
+    attempt: int = 1
+    """Which attempt this is, from 1, over every kind of retry."""
+    notes: dict[object, Any] = {}
+    """What a layer keeps for this run, under itself as the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Verdict: the run ends here with *result*."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Verdict: enter the layers inside this one once more, after *delay* seconds."""
+
+    delay: float = 0.0
+
+
+class Layer:
+    """Base of every layer; override the hooks that are needed, the others cost nothing.
+
+    A layer object is also a decorator, usable alone on any function. It is shared by all
+    calls, so what belongs to one call goes into `call.notes[self]`.
+    """
+
+    stage: ClassVar[Stage]
+    label: ClassVar[str]
+    """How the decorator is written, e.g. '@retry'."""
+
+    def __call__(self, function: Callable[..., Any]) -> Handler:
+        """Wrap *function*; the order of all its layers is checked here."""
+        from holdfast.plan import wrap
+
+        return wrap(self, function)
+
+    def describe(self) -> str:
+        """Return one line for `explain()`."""
+        return ""
+
+    def enter(self, call: Call) -> Done | None:
+        """Before what is inside; `Done` ends the run without it, though `leave` still runs."""
+
+    def leave(self, call: Call) -> None:
+        """After what is inside succeeded. An error raised here fails the layers outside."""
+
+    def fail(self, call: Call, error: BaseException) -> Done | Again | None:
+        """After what is inside raised *error*; None lets it go on outwards."""

@@ -1,0 +1,161 @@
+"""The message: a fact with an identity, apart from how it travels."""
+
+from __future__ import annotations
+
+import contextvars
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.errors import InvalidMessage
+from holdfast.headers import EMPTY, HeaderInput, Headers
+from holdfast.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REPLAY_HEADER = "x-replay-group"
+"""Names the one consumer group that a replayed message is meant for."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An immutable message; `payload` None is a tombstone, which is not an empty payload."""
+
+    id: str
+    topic: str
+    payload: bytes | None
+    type: str = "message"
+    source: str = "holdfast"
+    key: bytes | None = None
+    headers: Headers = EMPTY
+    time: datetime
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    content_type: str | None = None
+    schema: str | None = None
+    traceparent: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.topic:
+            raise InvalidMessage("topic is empty: name the topic that the message goes to")
+        if not self.id:
+            raise InvalidMessage("id is empty: leave it out to have one made")
+        if self.time.tzinfo is None:
+            raise InvalidMessage(
+                f"time {self.time.isoformat()} is naive: attach a timezone, e.g. datetime.now(UTC)"
+            )
+
+    @classmethod
+    def new(
+        cls,
+        topic: str,
+        payload: bytes | None,
+        *,
+        key: str | bytes | None = None,
+        type: str = "message",  # noqa: A002 - the name CloudEvents gives it
+        source: str = "holdfast",
+        headers: HeaderInput = (),
+        time: datetime | None = None,
+        content_type: str | None = None,
+        schema: str | None = None,
+        ids: Callable[[], str] = new_id,
+        now: Callable[[], datetime] = SYSTEM_CLOCK.now,
+    ) -> Self:
+        """Return a new message with a fresh id.
+
+        While another message is being handled, the new one inherits its correlation and
+        names it as its cause. Otherwise it starts a correlation of its own.
+        """
+        if payload is not None and not isinstance(payload, bytes):
+            raise InvalidMessage(
+                f"payload is a {_kind(payload)}: encode it to bytes first, e.g. with a Codec"
+            )
+        if key is not None and not isinstance(key, str | bytes):
+            raise InvalidMessage(f"key is a {_kind(key)}: pass str or bytes, e.g. str(key)")
+        own = ids()
+        cause = _handling.get()
+        return cls(
+            id=own,
+            topic=topic,
+            payload=payload,
+            key=key.encode() if isinstance(key, str) else key,
+            type=type,
+            source=source,
+            headers=headers if isinstance(headers, Headers) else Headers(headers),
+            time=now() if time is None else time,
+            correlation_id=own if cause is None else cause.correlation_id or cause.id,
+            causation_id=None if cause is None else cause.id,
+            content_type=content_type,
+            schema=schema,
+            traceparent=None if cause is None else cause.traceparent,
+        )
+
+    @property
+    def key_text(self) -> str | None:
+        """The key as text; undecodable bytes are replaced, so use it for people only."""
+        return None if self.key is None else self.key.decode("utf-8", "replace")
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload, key and headers."""
+        return len(self.payload or b"") + len(self.key or b"") + self.headers.size
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether an operator's replay sent this message again."""
+        return REPLAY_HEADER in self.headers
+
+    def with_(self, **changes: Any) -> Self:
+        """Return a copy with *changes*."""
+        return msgspec.structs.replace(self, **changes)
+
+
+_handling: contextvars.ContextVar[Message | None] = contextvars.ContextVar(
+    "holdfast_handling", default=None
+)
+
+
+def current_message() -> Message | None:
+    """Return the message being handled here, or None."""
+    return _handling.get()
+
+
+@contextmanager
+def handling(message: Message) -> Iterator[Message]:
+    """Make *message* the cause of every message created inside, in this thread or task."""
+    token = _handling.set(message)
+    try:
+        yield message
+    finally:
+        _handling.reset(token)
+
+
+def carry(function: Callable[P, R]) -> Callable[P, R]:
+    """Bind *function* to the message being handled here, to run it in a thread of your own.
+
+    asyncio tasks inherit the context by themselves; threads do not.
+    """
+    context = contextvars.copy_context()
+
+    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
+        return context.copy().run(function, *args, **kwargs)
+
+    return carried
+
+
+def utc(moment: datetime) -> datetime:
+    """Return *moment* in UTC; a naive one is refused."""
+    if moment.tzinfo is None:
+        raise InvalidMessage(f"time {moment.isoformat()} is naive: attach a timezone")
+    return moment.astimezone(UTC)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

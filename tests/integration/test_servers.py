@@ -1,0 +1,277 @@
+"""The test servers keep their promises: real answers, durable data, faults, and no leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kafka.admin
+import nats
+import pika
+import psycopg
+import pymysql
+import pytest
+import redis
+
+from tests.servers import (
+    Fleet,
+    Kafka,
+    MariaDB,
+    Nats,
+    Postgres,
+    RabbitMQ,
+    Redis,
+    Server,
+    ServerFailed,
+    wait_until,
+)
+from tests.servers.fixtures import PrivateServer
+from tests.servers.processes import Command
+from tests.servers.supervisor import descendants
+
+_ROOT = Path(__file__).parents[2]
+_DURABLE = pika.BasicProperties(delivery_mode=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A kind of server, how a client stores ``kept`` durably, and how another reads it back."""
+
+    kind: type[Server]
+    store: Callable[[Any], object]
+    read: Callable[[Any], str]
+
+
+def _postgres_store(server: Postgres) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("CREATE TABLE note AS SELECT 'kept' AS text")
+
+
+def _postgres_read(server: Postgres) -> str:
+    with psycopg.connect(server.dsn) as connection:
+        row = connection.execute("SELECT text FROM note").fetchone()
+    return str(row[0] if row else None)
+
+
+def _mariadb_run(server: MariaDB, statement: str) -> str:
+    login = pymysql.connect(host=server.host, port=server.port, user="root", database="test")
+    with closing(login) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        row = cursor.fetchone()
+        connection.commit()
+    return str(row[0] if row else None)
+
+
+@contextmanager
+def _redis_client(server: Redis) -> Iterator[redis.Redis]:
+    with closing(redis.Redis.from_url(server.url, decode_responses=True)) as client:
+        yield client
+
+
+def _redis_store(server: Redis) -> None:
+    with _redis_client(server) as client:
+        client.set("note", "kept")
+
+
+def _redis_read(server: Redis) -> str:
+    with _redis_client(server) as client:
+        return str(client.get("note"))
+
+
+@contextmanager
+def _rabbitmq_channel(server: RabbitMQ) -> Iterator[Any]:
+    with closing(pika.BlockingConnection(pika.URLParameters(server.url))) as connection:
+        yield connection.channel()
+
+
+def _rabbitmq_store(server: RabbitMQ) -> None:
+    with _rabbitmq_channel(server) as channel:
+        channel.queue_declare("notes", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.confirm_delivery()
+        channel.basic_publish("", "notes", b"kept", _DURABLE, mandatory=True)
+
+
+def _rabbitmq_read(server: RabbitMQ) -> str:
+    with _rabbitmq_channel(server) as channel:
+        # Consuming waits until the quorum queue elected itself leader; a plain get would not.
+        _method, _properties, body = next(channel.consume("notes"))
+    return str(body.decode())
+
+
+async def _nats_store(server: Nats) -> None:
+    async with await nats.connect(server.url) as client:
+        await client.jetstream().add_stream(name="notes", subjects=["notes"])
+        await client.jetstream().publish("notes", b"kept")
+
+
+async def _nats_read(server: Nats) -> str:
+    async with await nats.connect(server.url) as client:
+        message = await client.jetstream().get_msg("notes", 1)
+    return (message.data or b"").decode()
+
+
+def _kafka_store(server: Kafka) -> None:
+    with closing(kafka.admin.KafkaAdminClient(bootstrap_servers=server.address)) as admin:
+        admin.create_topics([kafka.admin.NewTopic("notes", 1, 1)])
+    with closing(kafka.KafkaProducer(bootstrap_servers=server.address)) as producer:
+        producer.send("notes", b"kept").get(30)
+
+
+def _kafka_read(server: Kafka) -> str:
+    settings = {"bootstrap_servers": server.address, "auto_offset_reset": "earliest"}
+    with closing(kafka.KafkaConsumer("notes", **settings)) as consumer:
+        return str(next(consumer).value.decode())
+
+
+CASES = [
+    Case(kind=Postgres, store=_postgres_store, read=_postgres_read),
+    Case(
+        kind=MariaDB,
+        store=lambda server: _mariadb_run(server, "CREATE TABLE note SELECT 'kept'"),
+        read=lambda server: _mariadb_run(server, "SELECT * FROM note"),
+    ),
+    Case(kind=Redis, store=_redis_store, read=_redis_read),
+    Case(kind=RabbitMQ, store=_rabbitmq_store, read=_rabbitmq_read),
+    Case(
+        kind=Nats,
+        store=lambda server: asyncio.run(_nats_store(server)),
+        read=lambda server: asyncio.run(_nats_read(server)),
+    ),
+    Case(kind=Kafka, store=_kafka_store, read=_kafka_read),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind.name)
+def test_what_a_server_accepted_survives_a_kill_and_a_pause_only_delays_it(
+    case: Case, private_server: PrivateServer
+) -> None:
+    """One life of each server, since starting the big ones twice would take most of a minute."""
+    server = private_server(case.kind)
+    port, first_pid = server.port, server.pid
+    case.store(server)
+
+    server.kill()
+    assert not _alive(first_pid)
+    server.start()
+    assert (server.port, case.read(server)) == (port, "kept")
+
+    server.pause()
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(case.read, server)
+        with pytest.raises(TimeoutError):
+            reading.result(0.3)
+        server.resume()
+        assert reading.result(30) == "kept"
+
+
+QUICK = [case for case in CASES if case.kind in (Postgres, MariaDB, Redis, Nats)]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.kind.name)
+def test_an_orderly_restart_keeps_the_data(case: Case, private_server: PrivateServer) -> None:
+    """Each stops by its own signal, well before the deadline that would fail the test."""
+    server = private_server(case.kind)
+    case.store(server)
+    server.restart()
+    assert case.read(server) == "kept"
+
+
+def test_a_server_is_started_once_per_run_and_shared(servers: Fleet, redis: Redis) -> None:
+    """Whoever asks again gets the same process."""
+    assert servers.shared(Redis) is redis
+    assert redis.answers()
+
+
+def test_a_private_server_is_not_the_shared_one(
+    redis: Redis, private_server: PrivateServer
+) -> None:
+    """Killing it hurts nobody else."""
+    private_server(Redis).kill()
+    assert redis.answers()
+
+
+@pytest.mark.parametrize("kind", [Postgres, MariaDB], ids=lambda kind: kind.name)
+def test_a_database_is_fresh_each_time_it_is_asked_for(
+    kind: type[Postgres | MariaDB], servers: Fleet
+) -> None:
+    """Asking again drops what an earlier test left."""
+    server = servers.shared(kind)
+    url = server.database("fresh")
+    assert url.endswith(f"@{server.address}/fresh")
+    assert server.database("fresh") == url
+
+
+class _Misconfigured(Redis):
+    def command(self) -> Command:
+        """Return a command which the server refuses."""
+        return Command(argv=(*super().command().argv, "--no-such-option", "x"))
+
+
+def test_a_server_that_does_not_start_says_why_and_its_log_is_kept(tmp_path: Path) -> None:
+    """The failure must be understood from the output of the run alone."""
+    fleet = Fleet(tmp_path / "logs")
+    with pytest.raises(ServerFailed, match="no-such-option"):
+        fleet.open(_Misconfigured)
+    (log,) = fleet.logs.iterdir()
+    assert "no-such-option" in log.read_text()
+
+
+_OWNER = """
+import os, sys, time
+import tests.servers
+server = getattr(tests.servers, sys.argv[1])()
+server.start()
+heir = os.fork() if sys.argv[2:] else 0
+if heir or not sys.argv[2:]:
+    print(server.folder, heir, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def _owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path, int]]:
+    """Run a process that started a server; yield it, the server's folder and its forked child."""
+    argv = [sys.executable, "-c", _OWNER, *arguments]
+    with subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            folder, heir = process.stdout.readline().split()
+            yield process, Path(folder), int(heir)
+        finally:
+            process.kill()
+
+
+def _alive(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
+
+
+@pytest.mark.parametrize("kind", [Postgres, RabbitMQ], ids=lambda kind: kind.name)
+def test_nothing_survives_the_sigkill_of_the_owner(kind: type[Server]) -> None:
+    """Not even what left the server's process group: backends, ports, the Erlang port mapper."""
+    with _owner(kind.__name__) as (owner, folder, _):
+        pids = list(descendants(owner.pid))
+        assert len(pids) > 2
+        assert folder.exists()
+        owner.kill()
+        wait_until(lambda: not any(map(_alive, pids)), f"the end of {pids}")
+        wait_until(lambda: not folder.exists(), f"the removal of {folder}")
+
+
+def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_server_alive() -> None:
+    """It holds the owner's pipe open, so the end of the pipe alone would not do."""
+    with _owner("Redis", "fork") as (owner, folder, heir):
+        try:
+            owner.kill()
+            wait_until(lambda: not folder.exists(), f"the removal of {folder}")
+            assert _alive(heir)
+        finally:
+            os.kill(heir, signal.SIGKILL)

@@ -1,0 +1,269 @@
+"""Stacked decorators compile to one flat, checked plan."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import PlanError
+from holdfast.layer import Again, Call, Done, Layer, Stage
+
+if TYPE_CHECKING:
+    from holdfast.plan import Handler
+
+
+class Recording(Layer):
+    """Notes every hook it sees."""
+
+    stage = Stage.ATTEMPT
+    label = "@recording"
+
+    def __init__(self, log: list[str], name: str = "a") -> None:
+        self.log, self.name = log, name
+
+    def enter(self, call: Call) -> None:
+        self.log.append(f"enter {self.name}")
+
+    def leave(self, call: Call) -> None:
+        self.log.append(f"leave {self.name}")
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        self.log.append(f"fail {self.name}")
+
+
+class AsyncRecording(Recording):
+    async def enter(self, call: Call) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.log.append(f"enter {self.name}")
+
+    async def leave(self, call: Call) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.log.append(f"leave {self.name}")
+
+
+class Retry(Layer):
+    stage = Stage.RETRY
+    label = "@retry"
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def describe(self) -> str:
+        return f"{self.times} times"
+
+    def fail(self, call: Call, error: BaseException) -> Again | None:
+        call.attempt += 1
+        return Again() if call.attempt <= self.times else None
+
+
+class Swallow(Layer):
+    stage = Stage.SETTLE
+    label = "@dead_letter"
+
+    def fail(self, call: Call, error: BaseException) -> Done:
+        return Done("dead")
+
+
+class Skip(Layer):
+    stage = Stage.DEDUP
+    label = "@idempotent"
+
+    def enter(self, call: Call) -> Done:
+        return Done("seen")
+
+
+class Outer(Recording):
+    stage = Stage.TRACE
+    label = "@outer"
+
+
+def test_layers_run_outermost_first_and_leave_in_reverse() -> None:
+    """The order read at the function is the order in which layers are entered."""
+    log: list[str] = []
+
+    @Recording(log, "a")
+    @Recording(log, "b")
+    def handler(value: int) -> int:
+        log.append("handler")
+        return value + 1
+
+    assert handler(1) == 2
+    assert log == ["enter a", "enter b", "handler", "leave b", "leave a"]
+
+
+def test_a_retry_enters_only_the_layers_inside_it_again() -> None:
+    """What is outside the retry sees one run, what is inside sees every attempt."""
+    log: list[str] = []
+
+    @Outer(log, "outer")
+    @Retry(3)
+    @Recording(log, "inner")
+    def handler() -> str:
+        if log.count("enter inner") < 3:
+            raise ValueError("not yet")
+        return "done"
+
+    assert handler() == "done"
+    assert log.count("enter outer") == log.count("leave outer") == 1
+    assert log.count("enter inner") == 3
+    assert log.count("fail inner") == 2
+
+
+def test_an_exhausted_retry_lets_the_last_error_out() -> None:
+    """The caller gets the handler's own exception, not a wrapper."""
+
+    @Retry(2)
+    def handler() -> None:
+        raise ValueError("always")
+
+    with pytest.raises(ValueError, match="always"):
+        handler()
+
+
+def test_a_swallowed_error_is_a_success_for_what_is_outside() -> None:
+    """The settle layer decides once; tracing outside it leaves normally."""
+    log: list[str] = []
+
+    @Outer(log, "outer")
+    @Swallow()
+    def handler() -> None:
+        raise ValueError("poison")
+
+    assert handler() == "dead"
+    assert log == ["enter outer", "leave outer"]
+
+
+def test_a_duplicate_ends_the_run_before_the_handler() -> None:
+    """A layer that answers Done keeps the handler from running."""
+
+    @Skip()
+    def handler() -> str:
+        raise AssertionError("must not run")
+
+    assert handler() == "seen"
+
+
+def test_an_error_while_leaving_fails_the_layers_outside() -> None:
+    """A commit that fails is a failed attempt, so the retry outside sees it."""
+    log: list[str] = []
+
+    class BadCommit(Layer):
+        stage = Stage.TRANSACTION
+        label = "transaction"
+
+        def leave(self, call: Call) -> None:
+            log.append("commit")
+            if log.count("commit") == 1:
+                raise ConnectionError("commit lost")
+
+    @Retry(2)
+    @BadCommit()
+    def handler() -> str:
+        return "done"
+
+    assert handler() == "done"
+    assert log == ["commit", "commit"]
+
+
+def test_async_handlers_and_async_hooks_take_the_same_path() -> None:
+    """One plan, both colours: hooks may be coroutines when the handler is one."""
+    log: list[str] = []
+
+    @Retry(2)
+    @AsyncRecording(log, "a")
+    async def handler(value: int) -> int:
+        await asyncio.sleep(0)
+        if log.count("enter a") == 1:
+            raise ValueError("first time")
+        return value
+
+    assert inspect.isawaitable(pending := handler(7))
+    assert asyncio.run(_awaited(pending)) == 7
+    assert log == ["enter a", "fail a", "enter a", "leave a"]
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "reason"),
+    [
+        (Skip(), Retry(1), "never retried"),
+        (Retry(1), Swallow(), "dead-lettered and then tried again"),
+    ],
+)
+def test_a_wrong_order_is_refused_and_the_right_one_shown(
+    outer: Layer, inner: Layer, reason: str
+) -> None:
+    """Dedup outside retry, or dead letter inside it, is an error that says how to fix it."""
+
+    def handler() -> None: ...
+
+    with pytest.raises(PlanError, match=reason) as caught:
+        outer(inner(handler))
+    lines = str(caught.value).splitlines()
+    assert [line.strip() for line in lines[-2:]] == [inner.label, outer.label]
+    assert "handler()" in lines[0]
+
+
+def test_the_same_layer_twice_is_refused() -> None:
+    """Two retries would multiply attempts."""
+    with pytest.raises(PlanError, match="twice"):
+        Retry(1)(Retry(2)(lambda: None))
+
+
+def test_several_breakers_may_stand_side_by_side() -> None:
+    """One breaker per dependency is the point of the stage."""
+
+    class Breaker(Layer):
+        stage = Stage.BREAKER
+        label = "@circuit"
+
+    assert Breaker()(Breaker()(lambda: "through"))() == "through"
+
+
+def test_the_run_is_one_frame_deep_however_many_layers() -> None:
+    """Between the caller and the handler stand the wrapper and the plan, nothing else."""
+    depths: list[int] = []
+
+    def handler() -> None:
+        depths.append(len(inspect.stack(0)))
+
+    stacked: Any = handler
+    for _ in range(8):
+        stacked = Recording([], "x")(stacked)
+    one: Handler = Recording([], "x")(handler)
+    one()
+    stacked()
+    assert depths[0] == depths[1]
+
+
+def test_explain_prints_the_plan_outermost_first() -> None:
+    """An operator can read what wraps a handler."""
+
+    @Swallow()
+    @Retry(3)
+    def bill() -> None: ...
+
+    assert bill.explain().splitlines() == [
+        "bill:",
+        "  @dead_letter",
+        "    @retry 3 times",
+        "      def bill",
+    ]
+
+
+def test_methods_can_be_decorated() -> None:
+    """A handler may live on an object."""
+
+    class Service:
+        @Retry(1)
+        def handle(self, value: int) -> tuple[Service, int]:
+            return self, value
+
+    service = Service()
+    assert service.handle(3) == (service, 3)
