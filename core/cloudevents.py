@@ -20,6 +20,7 @@ import msgspec
 from holdfast.errors import ConfigurationError, DecodeFailed, InvalidMessage
 from holdfast.headers import EMPTY, Headers
 from holdfast.message import Message
+from holdfast.staged import Staged
 from holdfast.structured import ATTRIBUTES, CONTENT_TYPE, is_text, pack, unpack
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ _json = msgspec.json.Encoder().encode
 
 def to_wire(message: Message, *, prefix: str = "ce_") -> tuple[Pair, ...]:
     """Return all headers that *message* travels with in binary mode."""
+    if isinstance(message, Staged):
+        return message.wire if prefix == "ce_" else to_wire(_unstaged(message), prefix=prefix)
     if (names := _NAMES.get(prefix)) is None:
         raise ConfigurationError(f"prefix {prefix!r}: use one of {', '.join(PREFIXES)}")
     version, id_, type_, source, time, schema, correlation, causation, trace, key, key64 = names
@@ -78,6 +81,17 @@ def to_wire(message: Message, *, prefix: str = "ce_") -> tuple[Pair, ...]:
             f"{error.object!r} cannot be written as UTF-8: remove the lone surrogate"
         ) from error
     return tuple(pairs) + message.headers.pairs
+
+
+def _unstaged(staged: Staged) -> Message:
+    return from_wire(
+        topic=staged.topic,
+        key=staged.key,
+        body=staged.payload,
+        headers=staged.wire,
+        fallback_id=lambda: staged.id,
+        fallback_time=lambda: staged.time,
+    )
 
 
 def from_wire(

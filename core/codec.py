@@ -63,7 +63,8 @@ class JsonCodec:
     def decoder_for(self, annotation: Any) -> Decoder:
         """Return the decoder to *annotation*; only `X | None` takes tombstones."""
         wanted, optional = _without_none(annotation)
-        return _guarded(_strict_decoder(wanted, annotation), _name(wanted), optional=optional)
+        full = typing.Optional[wanted] if optional else wanted  # noqa: UP045 - of a value
+        return _guarded(_strict_decoder(wanted, full), _name(wanted), optional=optional)
 
 
 def is_json(content_type: str | None) -> bool:
@@ -115,7 +116,7 @@ def payload_annotation(function: Callable[..., object]) -> Any:
 def _hook(value: object) -> object:
     if _is_pydantic(type(value)):
         return typing.cast("Any", value).model_dump(mode="json", by_alias=True)
-    raise NotImplementedError
+    raise TypeError("unsupported type")
 
 
 _json = msgspec.json.Encoder(enc_hook=_hook).encode
@@ -142,19 +143,19 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value))
 
 
-def _strict_decoder(wanted: Any, annotation: Any) -> Callable[[bytes], Any]:
+def _strict_decoder(wanted: Any, full: Any) -> Callable[[bytes], Any]:
     if wanted is bytes:
         return bytes
     if wanted is str:
         return bytes.decode
-    if _mentions_pydantic(annotation):
+    if _mentions_pydantic(wanted):
         from pydantic import TypeAdapter  # not a dependency: the caller's class has brought it
 
-        return TypeAdapter(annotation).validate_json
+        return TypeAdapter(full).validate_json
     try:
         # msgspec takes any class and would fail on every message.
         if not isinstance(msgspec.inspect.type_info(wanted), msgspec.inspect.CustomType):
-            return msgspec.json.Decoder(annotation).decode
+            return msgspec.json.Decoder(full).decode
         reason = "msgspec does not know how to build one"
     except TypeError as error:
         reason = str(error)

@@ -30,7 +30,7 @@ from holdfast.consumer import Consumer
 from holdfast.database import open_database
 from holdfast.idempotency import create_tables as create_inbox
 from holdfast.idempotency import idempotent
-from holdfast.outbox import Outbox, Relay
+from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox import create_tables as create_outbox
 
 if TYPE_CHECKING:
@@ -213,11 +213,9 @@ class DyingSink:
 
 def relay(kills: int) -> None:
     sink = connect("sqlite:///broker.db").sink()
-    running = Relay(
-        open_database("sqlite:///shop.db"),
-        DyingSink(sink, batches=3 if kills < 3 else 0),
-        batch=20,
-    )
+    dying = DyingSink(sink, batches=3 if kills < 3 else 0)
+    terms = LeaseTerms(seconds=0.5)  # short, so that the next relay need not wait long
+    running = Relay(LeaseEngine(open_database("sqlite:///shop.db"), dying, terms=terms, batch=20))
     signal.signal(signal.SIGTERM, lambda *_: running.stop())
     running.run()
 

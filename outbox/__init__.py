@@ -1,7 +1,21 @@
 """The transactional outbox: events that exist if and only if the transaction commits."""
 
-from holdfast.outbox.relay import Relay
+from holdfast.outbox.engine import RelayEngine, Step
+from holdfast.outbox.lease_engine import LeaseEngine
+from holdfast.outbox.leases import LeaseTerms
+from holdfast.outbox.relay import Health, Relay
 from holdfast.outbox.schema import create_tables, metadata
-from holdfast.outbox.staging import Outbox
+from holdfast.outbox.staging import Event, Outbox
 
-__all__ = ["Outbox", "Relay", "create_tables", "metadata"]
+__all__ = [
+    "Event",
+    "Health",
+    "LeaseEngine",
+    "LeaseTerms",
+    "Outbox",
+    "Relay",
+    "RelayEngine",
+    "Step",
+    "create_tables",
+    "metadata",
+]

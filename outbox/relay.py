@@ -1,85 +1,135 @@
-"""The relay: publishes what the outbox holds, in order, at least once."""
+"""The relay: keeps an engine going through outages, and ends it cleanly."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Row, delete, select
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from holdfast.cloudevents import from_wire
-from holdfast.outbox.schema import outbox
+from holdfast.backoff import Backoff
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import ConfigurationError, DependencyDown, Transient
+from holdfast.urls import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from sqlalchemy.engine import Engine
+    from holdfast.outbox.engine import RelayEngine, Step
 
-    from holdfast.message import Message
-    from holdfast.ports import Published, Sink
+log = logging.getLogger("holdfast.outbox")
 
-_IDLE_SECONDS = 0.05
+
+@dataclass(slots=True)
+class Health:
+    """How the relay is doing, for probes and metrics."""
+
+    published: int = 0
+    parked: int = 0
+    standby: bool = False
+    outage: str | None = None
+    """What is down, while the relay waits for it."""
+    failures: int = 0
+    """Outages in a row."""
+    last_step: float = field(default=float("-inf"))
+    """When the last step ended well, by the monotonic clock."""
 
 
 class Relay:
-    """Moves committed events from the outbox table to a broker.
+    """Runs an engine until stopped.
 
-    A row is deleted only after the broker has taken its message: a crash in between
-    publishes it again, and never loses it. Run one relay per database.
+    While the broker or the database is down it waits, longer and longer with jitter, and
+    tries again: nothing is counted against any message and nothing is parked.
     """
 
-    def __init__(self, engine: Engine, sink: Sink, *, batch: int = 500) -> None:
-        self._engine = engine
-        self._sink = sink
-        self._batch = batch
+    def __init__(
+        self,
+        engine: RelayEngine,
+        *,
+        backoff: Backoff | None = None,
+        idle: Backoff | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        self.engine = engine
+        self.health = Health()
+        self._backoff = Backoff(first=0.1, ceiling=15) if backoff is None else backoff
+        self._idle = Backoff(first=0.001, ceiling=0.02) if idle is None else idle
+        self._clock = clock
+        self._observer = observer
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Publish until `stop` is called."""
-        while not self._stop.is_set():
-            if self.run_once() == 0:
-                self._stop.wait(_IDLE_SECONDS)
-
-    def stop(self) -> None:
-        """End `run` after the batch in hand."""
-        self._stop.set()
+        """Publish until `stop`; everything acknowledged is deleted before this returns."""
+        idle = 0
+        try:
+            while not self._stop.is_set():
+                step = self._step()
+                idle = idle + 1 if step is not None and step.idle else 0
+                if idle:
+                    self._clock.wait(self._stop, self._idle.longest(idle))
+        finally:
+            self._close()
 
     def run_once(self) -> int:
-        """Publish one batch; return how many rows left the outbox."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(
-                select(outbox).order_by(outbox.c.seq).limit(self._batch)
-            ).all()
-        if not rows:
-            return 0
-        results = self._sink.publish([message(row) for row in rows])
-        # Publish before deleting: a crash here duplicates, never loses.
-        done = published(rows, results)
-        with self._engine.begin() as connection:
-            connection.execute(delete(outbox).where(outbox.c.seq.in_(done)))
-        return len(done)
+        """Publish until nothing is left, then end; outages raise. For cron and for tests."""
+        total = 0
+        try:
+            while not self._stop.is_set():
+                step = self.engine.step()
+                self._note(step)
+                total += step.published
+                if step.idle:
+                    break
+        finally:
+            self._close()
+        return total
+
+    def stop(self) -> None:
+        """End `run` after the batch in hand. Safe from a signal handler or another thread."""
+        self._stop.set()
+
+    def _step(self) -> Step | None:
+        try:
+            step = self.engine.step()
+        except (DependencyDown, Transient, OperationalError) as error:
+            self._wait_out(error)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise ConfigurationError(f"the outbox cannot be read: {_short(error)}") from error
+            self._wait_out(error)
+        else:
+            self._note(step)
+            return step
+        return None
+
+    def _note(self, step: Step) -> None:
+        health = self.health
+        if health.outage is not None:
+            log.warning("relay goes on after %d failures", health.failures)
+        health.published += step.published
+        health.parked += step.parked
+        health.standby = step.standby
+        health.outage, health.failures = None, 0
+        health.last_step = self._clock.monotonic()
+        self._observer(step)
+
+    def _wait_out(self, error: Exception) -> None:
+        health = self.health
+        health.failures += 1
+        health.outage = _short(error)
+        delay = self._backoff.delay(health.failures) or self._backoff.ceiling
+        log.warning("relay waits %.1f s: %s", delay, health.outage)
+        self._clock.wait(self._stop, delay)
+
+    def _close(self) -> None:
+        try:
+            self.engine.close()
+        except (DependencyDown, Transient, DBAPIError) as error:
+            log.warning("relay ended with work in flight, it will be done again: %s", _short(error))
 
 
-def published(rows: Sequence[Row[Any]], results: list[Published]) -> list[int]:
-    """Return the rows that may go: each key's, up to its first that was not published."""
-    stuck: set[str] = set()
-    done = []
-    for row, result in zip(rows, results, strict=True):
-        if result.error is not None and row.aggregateid is not None:
-            stuck.add(row.aggregateid)
-        elif result.error is None and row.aggregateid not in stuck:
-            done.append(row.seq)
-    return done
-
-
-def message(row: Row[Any]) -> Message:
-    """Return the message that *row* holds."""
-    return from_wire(
-        topic=row.aggregatetype,
-        key=None if row.aggregateid is None else row.aggregateid.encode(),
-        body=row.payload,
-        headers=[(n, None if v is None else v.encode("latin-1")) for n, v in row.headers],
-        fallback_id=lambda: str(row.id),
-        fallback_time=lambda: datetime.now(UTC),
-    )
+def _short(error: Exception) -> str:
+    return mask(str(error)).split("\n[SQL", 1)[0].split("\n(Background", 1)[0]

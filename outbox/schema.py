@@ -1,32 +1,127 @@
-"""The outbox table, in the columns that Debezium's outbox event router expects."""
+"""The outbox tables, in the columns that Debezium's outbox event router expects."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects.postgresql import JSONB
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
+SHARDS = 64
+"""How many parts of the outbox relays can share; a key belongs to one of them for good."""
+
 metadata = MetaData()
 """Include it in your own Alembic metadata to manage the tables with your migrations."""
+
+# SQLite counts only a plain INTEGER key by itself; elsewhere 64 bits are asked for.
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+# MariaDB's own UUID and MySQL's CHAR would differ by the URL's first word; CHAR does for both.
+_Id = Uuid(native_uuid=False).with_variant(Uuid(), "postgresql")
+_Headers = JSON().with_variant(JSONB, "postgresql")
+_Payload = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
+# MySQL compares text without regard to case or accents, which would merge keys.
+_Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def _event_columns() -> list[Column[object]]:
+    return [
+        Column("id", _Id, nullable=False),
+        Column("aggregatetype", _Name, nullable=False),
+        Column("aggregateid", _Name),
+        Column("type", String(255), nullable=False),
+        Column("payload", _Payload),
+        Column("headers", _Headers, nullable=False),
+        Column("shard", SmallInteger, nullable=False),
+    ]
+
 
 outbox = Table(
     "holdfast_outbox",
     metadata,
-    # SQLite counts only a plain INTEGER key by itself; elsewhere 64 bits are asked for.
-    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("id", String(64), nullable=False),
-    Column("aggregatetype", String(255), nullable=False),
-    Column("aggregateid", String(255)),
-    Column("type", String(255), nullable=False),
-    Column("payload", LargeBinary),
-    Column("headers", JSON, nullable=False),
+    Column("seq", _Sequence, primary_key=True),
+    *_event_columns(),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
+"""Rows are inserted and deleted, never updated; `seq` alone is indexed."""
+
+delayed = Table(
+    "holdfast_outbox_delayed",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    *_event_columns(),
+    Column("due", Double, nullable=False),
+    Index("holdfast_outbox_delayed_due", "due"),
+    sqlite_autoincrement=True,
+)
+"""Events that are not to be published before `due` (POSIX seconds, by the database's clock)."""
+
+shard = Table(
+    "holdfast_outbox_shard",
+    metadata,
+    Column("shard", SmallInteger, primary_key=True, autoincrement=False),
+    Column("owner", String(64)),
+    Column("until", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+)
+"""Who may publish which shard, until when (by the database's clock)."""
+
+relay = Table(
+    "holdfast_outbox_relay",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("until", Double, nullable=False),
+    Column("engine", String(16), nullable=False),
+    Column("host", String(255), nullable=False),
+)
+"""The relays alive now, so that they share the shards fairly."""
+
+parked = Table(
+    "holdfast_outbox_parked",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    *_event_columns(),
+    Column("error", Text),
+    Column("parked_at", DateTime(timezone=True), nullable=False),
+    Column("state", String(16), nullable=False),
+    Index("holdfast_outbox_parked_key", "aggregatetype", "aggregateid"),
+)
+"""Events that the broker refused (state 'refused'), those of their key that wait behind
+('behind'), and what an operator let go ('released')."""
+
+audit = Table(
+    "holdfast_outbox_audit",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("actor", String(255), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(600), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("detail", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""What operators did, by whom and why; payloads are never written here."""
 
 
 def create_tables(bind: Engine | Connection) -> None:
-    """Create the outbox table where it is missing."""
+    """Create the outbox tables where they are missing; in production prefer the migrations."""
     metadata.create_all(bind)

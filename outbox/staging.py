@@ -2,72 +2,169 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import insert
 
-from holdfast.cloudevents import to_wire
 from holdfast.codec import JsonCodec
+from holdfast.errors import ConfigurationError, InvalidMessage
 from holdfast.message import Message
-from holdfast.outbox.schema import outbox
+from holdfast.outbox.rows import values
+from holdfast.outbox.schema import delayed, outbox
+from holdfast.sql import statements
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable
+
     from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
     from holdfast.codec import Codec
     from holdfast.headers import HeaderInput
 
+    Sync = Session | Connection
+    Async = AsyncSession | AsyncConnection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event to stage, with where it goes; for `Outbox.add_all`."""
+
+    body: Any
+    topic: str
+    key: str | None = None
+    type: str | None = None
+    headers: HeaderInput = ()
+    delay: float | None = None
+
 
 class Outbox:
-    """Writes events next to the caller's own rows; a relay publishes them after the commit."""
+    """Writes events next to the caller's own rows; a relay publishes them after the commit.
 
-    def __init__(self, *, source: str = "holdfast", codec: Codec | None = None) -> None:
+    With *ordered*, writers of one key take turns until they commit, so that the order of
+    events is the order of commits even where the application itself does not lock the
+    entity first. It costs a round trip on PostgreSQL; SQLite orders writers anyway.
+    """
+
+    def __init__(
+        self, *, source: str = "holdfast", codec: Codec | None = None, ordered: bool = False
+    ) -> None:
         self._source = source
         self._codec = JsonCodec() if codec is None else codec
+        self._ordered = ordered
+
+    @overload
+    def add(self, session: Sync, event: Any, *, topic: str, **options: Any) -> Message: ...
+    @overload
+    def add(
+        self, session: Async, event: Any, *, topic: str, **options: Any
+    ) -> Awaitable[Message]: ...
 
     def add(
-        self,
-        session: Session | Connection,
-        event: Any,
-        *,
-        topic: str,
-        key: str | None = None,
-        type: str | None = None,  # noqa: A002 - the name CloudEvents gives it
-        headers: HeaderInput = (),
-    ) -> Message:
+        self, session: Sync | Async, event: Any, *, topic: str, **options: Any
+    ) -> Message | Awaitable[Message]:
         """Stage *event*; it is published if and only if the caller's transaction commits.
 
-        An event that cannot be encoded fails here, in the caller, before the commit.
+        Options are those of `Event`: key=, type=, headers=, delay= (seconds). An event that
+        cannot be encoded fails here, in the caller, before the commit. For an `AsyncSession`
+        or `AsyncConnection` the result is to be awaited.
         """
-        payload, content_type = self._codec.encode(event)
-        message = Message.new(
-            topic,
+        staged = self.add_all(session, [Event(body=event, topic=topic, **options)])  # type: ignore[arg-type]
+        if inspect.isawaitable(staged):
+            return _first(staged)
+        return staged[0]
+
+    @overload
+    def add_all(self, session: Sync, events: Iterable[Event]) -> list[Message]: ...
+    @overload
+    def add_all(self, session: Async, events: Iterable[Event]) -> Awaitable[list[Message]]: ...
+
+    def add_all(
+        self, session: Sync | Async, events: Iterable[Event]
+    ) -> list[Message] | Awaitable[list[Message]]:
+        """Stage *events* in their order with one statement, under the same promise as `add`."""
+        events = list(events)
+        messages = [self._message(event) for event in events]
+        work = _Work(events, messages, ordered=self._ordered)
+        if hasattr(session, "run_sync"):
+            return _staged_async(session, work)
+        work.run(session)
+        return messages
+
+    def _message(self, event: Event) -> Message:
+        if event.delay is not None and not event.delay >= 0:
+            raise InvalidMessage(f"delay={event.delay}: use 0 or more seconds, or None")
+        payload, content_type = self._codec.encode(event.body)
+        return Message.new(
+            event.topic,
             payload,
-            key=None if key is None else str(key),
-            type=_type_of(event) if type is None else type,
+            key=None if event.key is None else str(event.key),
+            type=_type_of(event.body) if event.type is None else event.type,
             source=self._source,
-            headers=headers,
+            headers=event.headers,
             content_type=content_type,
         )
-        session.execute(insert(outbox), row(message))
-        return message
 
 
-def row(message: Message) -> dict[str, Any]:
-    """Return the outbox row of *message*."""
-    return {
-        "id": message.id,
-        "aggregatetype": message.topic,
-        "aggregateid": message.key_text,
-        "type": message.type,
-        "payload": message.payload,
-        "headers": [
-            [name, None if value is None else value.decode("latin-1")]
-            for name, value in to_wire(message)
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The statements of one `add_all`, ready to run on a connection of either colour."""
+
+    events: list[Event]
+    messages: list[Message]
+    ordered: bool
+
+    def run(self, session: Any) -> None:
+        """Lock the keys where asked, then insert what is due and what is delayed."""
+        dialect = _dialect(session)
+        rows = [values(message) for message in self.messages]
+        if self.ordered:
+            _take_turns(session, dialect, rows)
+        now = [row for row, event in zip(rows, self.events, strict=True) if event.delay is None]
+        if now:
+            session.execute(insert(outbox), now)
+        if len(now) < len(rows):
+            clock = float(
+                session.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one()
+            )
+            later = [
+                {**row, "due": clock + event.delay}
+                for row, event in zip(rows, self.events, strict=True)
+                if event.delay is not None
+            ]
+            session.execute(insert(delayed), later)
+
+
+def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
+    if dialect == "sqlite":
+        return  # one writer at a time, from its first statement to its commit
+    if dialect != "postgresql":
+        raise ConfigurationError(
+            f"ordered=True is not to be had on {dialect}: lock the entity's row with "
+            "SELECT … FOR UPDATE before adding its event, which gives the same order"
+        )
+    lock = statements("holdfast.outbox", dialect)["key_lock"]
+    keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
+    for key in sorted(keys):  # sorted: two writers never wait for each other
+        session.execute(lock, {"key": key})
+
+
+def _dialect(session: Any) -> str:
+    bind = session.get_bind() if hasattr(session, "get_bind") else session
+    return str(bind.dialect.name)
+
+
+async def _staged_async(session: Any, work: _Work) -> list[Message]:
+    await session.run_sync(work.run)
+    return work.messages
+
+
+async def _first(staged: Awaitable[list[Message]]) -> Message:
+    return (await staged)[0]
 
 
 def _type_of(event: Any) -> str:
-    return "message" if isinstance(event, dict | bytes | str) else type(event).__name__
+    return "message" if isinstance(event, dict | list | bytes | str) else type(event).__name__

@@ -9,8 +9,9 @@ from holdfast.brokers.embedded.membership import Membership
 from holdfast.brokers.embedded.settings import EmbeddedSettings
 from holdfast.brokers.embedded.sink import EmbeddedSink
 from holdfast.brokers.embedded.source import EmbeddedSource
+from holdfast.brokers.embedded.topics import Topics
 from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
-from holdfast.errors import ConfigurationError, InvalidMessage, UnknownTopic
+from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
 from holdfast.ports import Lane
 
@@ -29,6 +30,7 @@ class EmbeddedBroker:
         self.name = name
         self._store = store
         self._db = store.session()
+        self._topics = Topics(self._db, settings)
         self._clock = clock
         self._settings = settings
         self.caps = Caps(
@@ -48,7 +50,8 @@ class EmbeddedBroker:
     def sink(self, **native: Any) -> Sink:
         """Return a new sink."""
         EmbeddedSettings.refuse(native, "a sink")
-        return EmbeddedSink(self._store.session(), self._lanes, self.caps, self._clock)
+        session = self._store.session()
+        return EmbeddedSink(session, Topics(session, self._settings), self.caps, self._clock)
 
     def source(
         self,
@@ -65,23 +68,13 @@ class EmbeddedBroker:
                 f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
             )
         for topic in topics:
-            self._lanes(topic)
+            self._topics.lanes(topic)
         membership = Membership(group, new_id(), topics, self._settings.session)
         return EmbeddedSource(self._store.session(), membership, self.caps, self._clock, listener)
 
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its partitions."""
-        if not topic:
-            raise InvalidMessage("topic is empty: name the topic to create")
-        if partitions < 1:
-            raise ConfigurationError(f"partitions={partitions}: a topic needs at least 1")
-        with self._db.write() as db:
-            known = db.execute("SELECT 1 FROM hf_lane WHERE topic = ?", (topic,)).fetchone()
-            if known is None:
-                db.executemany(
-                    "INSERT INTO hf_lane (topic, partition) VALUES (?, ?)",
-                    [(topic, partition) for partition in range(partitions)],
-                )
+        self._topics.create(topic, partitions)
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""
@@ -89,7 +82,7 @@ class EmbeddedBroker:
         return {
             Lane(topic, partition): counts[lane_id]
             for topic in topics
-            for partition, lane_id in self._find(topic).items()
+            for partition, lane_id in self._topics.find(topic).items()
         }
 
     def prune(self, *, older_than: float, most: int = 10_000) -> int:
@@ -119,17 +112,3 @@ class EmbeddedBroker:
     def close(self) -> None:
         """Close the broker's own session."""
         self._db.close()
-
-    def _find(self, topic: str) -> dict[int, int]:
-        rows = self._db.read("SELECT partition, id FROM hf_lane WHERE topic = ?", topic)
-        return dict(rows)
-
-    def _lanes(self, topic: str) -> dict[int, int]:
-        """Return the lane ids of *topic* by partition, making the topic where allowed."""
-        lanes = self._find(topic)
-        if not lanes:
-            if not self._settings.auto_create:
-                raise UnknownTopic(topic, "create it with broker.create_topic(), or auto_create")
-            self.create_topic(topic, partitions=self._settings.partitions)
-            lanes = self._find(topic)
-        return lanes

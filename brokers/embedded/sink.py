@@ -13,9 +13,10 @@ from holdfast.errors import HoldfastError, MessageTooLarge
 from holdfast.ports import Lane, Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from holdfast.brokers.embedded.store import Session
+    from holdfast.brokers.embedded.topics import Topics
     from holdfast.caps import Caps
     from holdfast.clock import Clock
     from holdfast.message import Message
@@ -41,13 +42,13 @@ class EmbeddedSink:
     def __init__(
         self,
         session: Session,
-        lanes_of: Callable[[str], dict[int, int]],
+        topics: Topics,
         caps: Caps,
         clock: Clock,
     ) -> None:
         self.caps = caps
         self._db = session
-        self._lanes_of = lanes_of
+        self._known = topics
         self._clock = clock
         self._spread = Spread().lane
         self._topics: dict[str, list[Slot]] = {}
@@ -83,7 +84,7 @@ class EmbeddedSink:
         return slot
 
     def _learn(self, topic: str) -> list[Slot]:
-        lanes = sorted(self._lanes_of(topic).items())
+        lanes = sorted(self._known.lanes(topic).items())
         self._topics[topic] = slots = [Slot(Lane(topic, n), lane_id) for n, lane_id in lanes]
         return slots
 

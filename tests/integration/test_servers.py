@@ -1,7 +1,5 @@
 """The test servers keep their promises: real answers, durable data, faults, and no leftovers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -14,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kafka.admin
 import nats
 import pika
 import psycopg
 import pymysql
 import pytest
 import redis
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import Engine, create_engine, inspect, text
 
 from tests.servers import (
     Fleet,
@@ -98,6 +99,7 @@ def _rabbitmq_store(server: RabbitMQ) -> None:
         channel.queue_declare("notes", durable=True, arguments={"x-queue-type": "quorum"})
         channel.confirm_delivery()
         channel.basic_publish("", "notes", b"kept", _DURABLE, mandatory=True)
+    server.wait_for_quorum_queue("notes")
 
 
 def _rabbitmq_read(server: RabbitMQ) -> str:
@@ -120,16 +122,19 @@ async def _nats_read(server: Nats) -> str:
 
 
 def _kafka_store(server: Kafka) -> None:
-    with closing(kafka.admin.KafkaAdminClient(bootstrap_servers=server.address)) as admin:
-        admin.create_topics([kafka.admin.NewTopic("notes", 1, 1)])
-    with closing(kafka.KafkaProducer(bootstrap_servers=server.address)) as producer:
-        producer.send("notes", b"kept").get(30)
+    admin = AdminClient({"bootstrap.servers": server.address})
+    admin.create_topics([NewTopic("notes", 1)])["notes"].result(30)
+    producer = Producer({"bootstrap.servers": server.address})
+    producer.produce("notes", b"kept")
+    assert producer.flush(30) == 0
 
 
 def _kafka_read(server: Kafka) -> str:
-    settings = {"bootstrap_servers": server.address, "auto_offset_reset": "earliest"}
-    with closing(kafka.KafkaConsumer("notes", **settings)) as consumer:
-        return str(next(consumer).value.decode())
+    settings = {"bootstrap.servers": server.address, "group.id": "readers"}
+    with closing(Consumer(settings)) as consumer:
+        consumer.assign([TopicPartition("notes", 0, 0)])
+        record = consumer.poll(30)
+    return (record.value() or b"").decode() if record else "nothing"
 
 
 CASES = [
@@ -199,15 +204,23 @@ def test_a_private_server_is_not_the_shared_one(
     assert redis.answers()
 
 
+@contextmanager
+def _engine(url: str) -> Iterator[Engine]:
+    engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
 @pytest.mark.parametrize("kind", [Postgres, MariaDB], ids=lambda kind: kind.name)
 def test_a_database_is_fresh_each_time_it_is_asked_for(
     kind: type[Postgres | MariaDB], servers: Fleet
 ) -> None:
     """Asking again drops what an earlier test left."""
     server = servers.shared(kind)
-    url = server.database("fresh")
-    assert url.endswith(f"@{server.address}/fresh")
-    assert server.database("fresh") == url
+    with _engine(server.database("fresh")) as engine, engine.begin() as connection:
+        connection.execute(text("CREATE TABLE leftover (id INTEGER)"))
+    with _engine(server.database("fresh")) as engine:
+        assert inspect(engine).get_table_names() == []
 
 
 class _Misconfigured(Redis):
@@ -229,49 +242,59 @@ _OWNER = """
 import os, sys, time
 import tests.servers
 server = getattr(tests.servers, sys.argv[1])()
-server.start()
-heir = os.fork() if sys.argv[2:] else 0
-if heir or not sys.argv[2:]:
-    print(server.folder, heir, flush=True)
+heir = os.fork() if sys.argv[2:] else None
+if heir != 0:
+    print(server.log_path, heir or 0, flush=True)
+    server.start()
 time.sleep(600)
 """
 
 
 @contextmanager
 def _owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path, int]]:
-    """Run a process that started a server; yield it, the server's folder and its forked child."""
+    """Run a process that starts a server; yield it, the server's log and the owner's fork."""
     argv = [sys.executable, "-c", _OWNER, *arguments]
-    with subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            folder, heir = process.stdout.readline().split()
-            yield process, Path(folder), int(heir)
+            log, heir = process.stdout.readline().split()
+            yield process, Path(log), int(heir)
         finally:
             process.kill()
+
+
+def _wait_for_line(log: Path, line: str) -> None:
+    wait_until(lambda: log.exists() and line in log.read_text(errors="replace"), line, 90)
 
 
 def _alive(pid: int) -> bool:
     return Path("/proc", str(pid)).exists()
 
 
-@pytest.mark.parametrize("kind", [Postgres, RabbitMQ], ids=lambda kind: kind.name)
-def test_nothing_survives_the_sigkill_of_the_owner(kind: type[Server]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [("Postgres", "ready to accept connections"), ("RabbitMQ", "Starting RabbitMQ")],
+    ids=["postgres", "rabbitmq"],
+)
+def test_nothing_survives_the_sigkill_of_the_owner(kind: str, line: str) -> None:
     """Not even what left the server's process group: backends, ports, the Erlang port mapper."""
-    with _owner(kind.__name__) as (owner, folder, _):
+    with _owner(kind) as (owner, log, _):
+        _wait_for_line(log, line)
         pids = list(descendants(owner.pid))
         assert len(pids) > 2
-        assert folder.exists()
         owner.kill()
         wait_until(lambda: not any(map(_alive, pids)), f"the end of {pids}")
-        wait_until(lambda: not folder.exists(), f"the removal of {folder}")
+        wait_until(lambda: not log.parent.exists(), f"the removal of {log.parent}")
 
 
 def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_server_alive() -> None:
     """It holds the owner's pipe open, so the end of the pipe alone would not do."""
-    with _owner("Redis", "fork") as (owner, folder, heir):
+    with _owner("Redis", "fork") as (owner, log, heir):
         try:
+            _wait_for_line(log, "Ready to accept connections")
             owner.kill()
-            wait_until(lambda: not folder.exists(), f"the removal of {folder}")
+            wait_until(lambda: not log.parent.exists(), f"the removal of {log.parent}")
             assert _alive(heir)
         finally:
             os.kill(heir, signal.SIGKILL)

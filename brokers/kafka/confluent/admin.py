@@ -1,0 +1,112 @@
+"""Questions about the cluster, through confluent-kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from holdfast.brokers.kafka.confluent.faults import NO_TOPIC, WRONG_SETTINGS, translated, translation
+from holdfast.brokers.kafka.diagnosis import unreachable
+from holdfast.brokers.kafka.driver import Extent
+from holdfast.errors import BrokerDown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.ports import Lane
+
+_STEP = 0.25
+
+
+class ConfluentAdmin:
+    """A thin layer over `AdminClient`, whose methods any thread may call."""
+
+    def __init__(self, configs: dict[str, Any], settings: KafkaSettings) -> None:
+        self._seconds = settings.timeout
+        self._complaint: KafkaError | None = None
+        with translated("making a Kafka client"):
+            self._client = AdminClient({**configs, "error_cb": self._hear})
+        self._connect(settings, tls="SSL" in str(configs.get("security.protocol", "")).upper())
+
+    def _hear(self, error: KafkaError) -> None:
+        if self._complaint is None or error.code() in WRONG_SETTINGS:
+            self._complaint = error
+
+    def _connect(self, settings: KafkaSettings, *, tls: bool) -> None:
+        """Return once the cluster answers; librdkafka itself would try in silence for good."""
+        left = settings.timeout
+        while True:
+            try:
+                self._client.list_topics(timeout=min(_STEP, left))
+            except KafkaException as error:
+                reason = error.args[0]
+            else:
+                return
+            self._client.poll(0)
+            complaint = self._complaint
+            if complaint is not None and complaint.code() in WRONG_SETTINGS:
+                raise translation(complaint, "connecting to Kafka")
+            left -= _STEP
+            if left <= 0:
+                text = str(complaint or reason)
+                raise unreachable(settings.servers, text, tls=tls)
+
+    def partitions(self, topic: str) -> list[int] | None:
+        """Return the partitions of *topic*; None when it does not exist."""
+        with translated(f"asking for topic {topic!r}"):
+            found = self._client.list_topics(topic, timeout=self._seconds).topics.get(topic)
+        if found is None or (found.error is not None and found.error.code() in NO_TOPIC):
+            return None
+        if found.error is not None:
+            fault = translation(found.error, f"asking for topic {topic!r}")
+            if isinstance(fault, BrokerDown):  # being created, its leader to be elected yet
+                return None
+            raise fault
+        return sorted(found.partitions) or None
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Create *topic* unless it exists."""
+        with translated(f"creating topic {topic!r}"):
+            new = NewTopic(topic, num_partitions=partitions)
+            [future] = self._client.create_topics([new], request_timeout=self._seconds).values()
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each lane reaches and how far *group* is."""
+        with translated(f"asking for the offsets of group {group!r}"):
+            asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*lane) for lane in lanes])
+            [answer] = self._client.list_consumer_group_offsets(
+                [asked], request_timeout=self._seconds
+            ).values()
+            committed = {(p.topic, p.partition): p.offset for p in answer.result().topic_partitions}
+            first, end = (self._ends(lanes, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        return {
+            lane: Extent(
+                first=first[lane],
+                end=end[lane],
+                committed=None if committed.get(lane, -1) < 0 else committed[lane],
+            )
+            for lane in lanes
+        }
+
+    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
+        """Return the first offset at or after a time."""
+        with translated(f"asking for a time in {lane}"):
+            offset = self._ends([lane], OffsetSpec.for_timestamp(milliseconds))[lane]
+        return None if offset < 0 else offset
+
+    def _ends(self, lanes: Collection[Lane], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        asked = {TopicPartition(*lane): spec for lane in lanes}
+        answers = self._client.list_offsets(asked, request_timeout=self._seconds)
+        return {(p.topic, p.partition): answer.result().offset for p, answer in answers.items()}
+
+    def close(self) -> None:
+        """Let go of the client, which ends with its last reference."""
+        del self._client

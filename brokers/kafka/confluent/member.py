@@ -1,0 +1,254 @@
+"""A member of a group, through confluent-kafka."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
+
+from holdfast.brokers.kafka.confluent.faults import translated, translation
+from holdfast.brokers.kafka.nulls import NULLS, restored
+from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
+from holdfast.ports import Delivery, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from confluent_kafka import Message
+
+    from holdfast.brokers.kafka.driver import Offsets, Rebalance
+    from holdfast.brokers.kafka.lane import LaneState
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.clock import Clock
+    from holdfast.errors import HoldfastError
+
+_log = logging.getLogger("holdfast.brokers.kafka")
+_RETRY_SECONDS = 0.05
+_PASSING = frozenset((
+    KafkaError.REBALANCE_IN_PROGRESS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR, KafkaError._WAIT_COORD,
+    KafkaError._IN_PROGRESS, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT,
+))  # fmt: skip
+
+
+class ConfluentMember:
+    """A thin layer over `Consumer`."""
+
+    def __init__(
+        self,
+        configs: dict[str, Any],
+        topics: Sequence[str],
+        rebalance: Rebalance,
+        settings: KafkaSettings,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._seconds = settings.timeout
+        self._rebalance = rebalance
+        self._ends: dict[Lane, int] = {}
+        self._commits: list[tuple[Offsets, Callable[[Offsets, HoldfastError | None], None]]] = []
+        self._down: KafkaError | None = None
+        self._fault: HoldfastError | None = None
+        self._checked_at = clock.monotonic()
+        with translated("making a Kafka consumer"):
+            self._client = Consumer(
+                {**configs, "error_cb": self._hear, "on_commit": self._committed}
+            )
+            self._client.subscribe(
+                list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+
+    # -- fetching --------------------------------------------------------------------
+
+    def fetch(
+        self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
+    ) -> list[list[Delivery]]:
+        """Return what librdkafka has fetched; only for the first record does it wait."""
+        client = self._client
+        with translated("polling"):
+            records = client.consume(limit, 0)
+            if not records and timeout > 0 and (first := client.poll(timeout)) is not None:
+                # A batch of its own: `consume` would wait until the batch is full.
+                records = [first]
+                if limit > 1:
+                    records += client.consume(limit - 1, 0)
+        runs = self._runs(records, lanes) if records else []
+        if self._fault is not None and not runs:
+            fault, self._fault = self._fault, None
+            raise fault
+        if self._down is not None:
+            self._check_connection(heard=bool(runs))
+        return runs
+
+    def _runs(
+        self, records: list[Message], lanes: Mapping[Lane, LaneState]
+    ) -> list[list[Delivery]]:
+        runs: list[list[Delivery]] = []
+        topic, partition = None, None
+        add: Callable[[Delivery], None] | None = None
+        for record in records:
+            if (error := record.error()) is not None:
+                self._note(error, record)
+                continue
+            if record.partition() != partition or record.topic() != topic:
+                topic, partition = record.topic(), record.partition()
+                state = lanes.get((topic, partition))  # type: ignore[call-overload]
+                if state is None:  # revoked meanwhile
+                    add = None
+                    continue
+                run: list[Delivery] = []
+                runs.append(run)
+                add, lane, epoch = run.append, state.lane, state.epoch
+            if add is None:
+                continue
+            headers = record.headers() or ()
+            if headers and headers[-1][0] == NULLS:
+                headers = restored(headers)
+            kind, stored = record.timestamp()
+            add(
+                Delivery(
+                    lane=lane,
+                    position=record.offset(),
+                    key=record.key(),
+                    body=record.value(),
+                    headers=headers,
+                    timestamp=None if kind == TIMESTAMP_NOT_AVAILABLE else stored / 1000,
+                    epoch=epoch,
+                    receipt=0,
+                )
+            )
+        return runs
+
+    def _note(self, error: KafkaError, record: Message) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ends[Lane(record.topic(), record.partition())] = record.offset()  # type: ignore[arg-type]
+            return
+        fault = translation(error, "consuming")
+        if isinstance(fault, UnknownTopic):
+            fault = UnknownTopic(str(record.topic()), "it was deleted; create it again")
+        if isinstance(fault, ConfigurationError):
+            self._fault = fault
+        else:
+            _log.warning("%s", fault)
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._down = error
+        elif isinstance(fault := translation(error, "consuming"), ConfigurationError):
+            self._fault = fault
+
+    def _check_connection(self, *, heard: bool) -> None:
+        """librdkafka says when all brokers are down and not when one is up again: ask."""
+        now = self._clock.monotonic()
+        if heard:
+            self._down = None
+        elif now - self._checked_at > self._seconds / 10:
+            self._checked_at = now
+            try:
+                self._client.list_topics(timeout=self._seconds / 10)
+            except KafkaException as error:
+                raise BrokerDown(f"no connection to Kafka: {self._down}") from error
+            self._down = None
+
+    # -- committing --------------------------------------------------------------------
+
+    def commit(self, offsets: Offsets, seconds: float) -> None:
+        """Commit and wait; what passes by itself is waited for, too."""
+        until = self._clock.monotonic() + seconds
+        while True:
+            error = self._commit_once(offsets)
+            if error is None:
+                return
+            late = self._clock.monotonic() + _RETRY_SECONDS > until
+            if late or error.code() not in _PASSING:
+                raise translation(error, "committing")
+            self._clock.sleep(_RETRY_SECONDS)
+
+    def _commit_once(self, offsets: Offsets) -> KafkaError | None:
+        try:
+            answers = self._client.commit(offsets=_parts(offsets), asynchronous=False)
+        except KafkaException as error:
+            fault: KafkaError = error.args[0]
+            return fault
+        return next((answer.error for answer in answers if answer.error is not None), None)
+
+    def commit_soon(
+        self, offsets: Offsets, done: Callable[[Offsets, HoldfastError | None], None]
+    ) -> None:
+        """Start a commit; librdkafka calls back from a later `consume`."""
+        with translated("committing"):
+            self._client.commit(offsets=_parts(offsets), asynchronous=True)
+        self._commits.append((offsets, done))
+
+    def _committed(self, error: KafkaError | None, parts: list[TopicPartition]) -> None:
+        answered = {(part.topic, part.partition): part for part in parts}
+        for number, (offsets, done) in enumerate(self._commits):
+            if offsets.keys() == answered.keys() and all(
+                answered[lane].offset == offset for lane, offset in offsets.items()
+            ):
+                del self._commits[number]
+                fault = error or next((p.error for p in parts if p.error is not None), None)
+                done(offsets, None if fault is None else translation(fault, "committing"))
+                return
+
+    # -- the group ---------------------------------------------------------------------
+
+    def _assigned(self, _: Consumer, parts: list[TopicPartition]) -> None:
+        self._rebalance.assigned(_lanes(parts))
+
+    def _revoked(self, _: Consumer, parts: list[TopicPartition]) -> None:
+        self._rebalance.revoked(self._forget(parts))
+
+    def _lost(self, _: Consumer, parts: list[TopicPartition]) -> None:
+        self._rebalance.lost(self._forget(parts))
+
+    def _forget(self, parts: list[TopicPartition]) -> list[Lane]:
+        lanes = _lanes(parts)
+        for lane in lanes:
+            self._ends.pop(lane, None)
+        return lanes
+
+    def pause(self, lanes: Collection[Lane]) -> None:
+        """Pause natively."""
+        if lanes:
+            with translated("pausing"):
+                self._client.pause([TopicPartition(*lane) for lane in lanes])
+
+    def resume(self, lanes: Collection[Lane]) -> None:
+        """Resume natively."""
+        if lanes:
+            with translated("resuming"):
+                self._client.resume([TopicPartition(*lane) for lane in lanes])
+
+    def seek(self, lane: Lane, offset: int) -> None:
+        """Seek natively, once the fetcher of a fresh assignment has started."""
+        until = self._clock.monotonic() + self._seconds
+        self._ends.pop(lane, None)
+        while True:
+            try:
+                self._client.seek(TopicPartition(*lane, offset))
+            except KafkaException as error:
+                starting = error.args[0].code() == KafkaError._STATE
+                if not starting or self._clock.monotonic() > until:
+                    raise translation(error.args[0], "seeking") from error
+                self._clock.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def reached(self, lane: Lane) -> int | None:
+        """Return where the end of the lane was last seen."""
+        return self._ends.get(lane)
+
+    def close(self) -> None:
+        """Leave the group and close the client."""
+        with translated("closing"):
+            self._client.close()
+
+
+def _lanes(parts: list[TopicPartition]) -> list[Lane]:
+    return [Lane(part.topic, part.partition) for part in parts]
+
+
+def _parts(offsets: Offsets) -> list[TopicPartition]:
+    return [TopicPartition(*lane, offset) for lane, offset in offsets.items()]

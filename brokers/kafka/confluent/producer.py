@@ -1,0 +1,154 @@
+"""Publishing, through confluent-kafka."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from holdfast.brokers.kafka.confluent.faults import TOO_LARGE, translated, translation
+from holdfast.cloudevents import to_wire
+from holdfast.errors import BrokerDown, HoldfastError, InvalidMessage, MessageTooLarge
+from holdfast.ports import Lane, Published
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import confluent_kafka
+
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.clock import Clock
+    from holdfast.message import Message
+
+_UNSENT = Published(error=HoldfastError("no report yet"))
+_FULL_SECONDS = 0.1  # a pause for the queue to drain
+
+
+class _Lanes(dict[str, dict[int, Lane]]):
+    """Lanes by topic and partition, made when first asked for."""
+
+    def __missing__(self, topic: str) -> dict[int, Lane]:
+        self[topic] = lanes = _Partitions(topic)
+        return lanes
+
+
+class _Partitions(dict[int, Lane]):
+    def __init__(self, topic: str) -> None:
+        super().__init__()
+        self._topic = topic
+
+    def __missing__(self, partition: int) -> Lane:
+        self[partition] = lane = Lane(self._topic, partition)
+        return lane
+
+
+class ConfluentProducer:
+    """A thin layer over `Producer`; delivery reports find their message by a bound index."""
+
+    def __init__(self, configs: dict[str, Any], settings: KafkaSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._limit = int(configs.get("message.max.bytes", 1_000_000))
+        self._lanes = _Lanes()
+        self._fatal: KafkaError | None = None
+        with translated("making a Kafka producer"):
+            self._client = Producer({**configs, "error_cb": self._hear})
+            if "transactional.id" in configs:
+                self._client.init_transactions(settings.timeout)
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error
+
+    def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
+        """Hand all to librdkafka, then wait for the report of each."""
+        results = [_UNSENT] * len(messages)
+        failures: list[tuple[int, KafkaError]] = []
+        lanes, client = self._lanes, self._client
+
+        def report(
+            index: int, error: KafkaError | None, record: confluent_kafka.Message
+        ) -> None:
+            if error is None:
+                lane = lanes[record.topic()][record.partition()]  # type: ignore[index]
+                results[index] = Published(None, lane, record.offset())
+            else:
+                failures.append((index, error))
+
+        produce = client.produce
+        for index, message in enumerate(messages):
+            try:
+                produce(
+                    message.topic, message.payload, message.key, -1, partial(report, index),
+                    None, 0, list(to_wire(message)),
+                )  # fmt: skip
+            except BufferError:
+                self._produce_late(message, partial(report, index), until)
+            except KafkaException as error:
+                failures.append((index, error.args[0]))
+            except InvalidMessage as error:
+                results[index] = Published(error=error)
+        self._wait(until)
+        for index, failure in failures:
+            results[index] = Published(error=self._fault(failure, messages[index]))
+        return results
+
+    def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
+        """Produce although the queue is full: wait for room, and serve reports meanwhile."""
+        headers = list(to_wire(message))
+        while True:
+            if self._clock.monotonic() > until:
+                raise BrokerDown("publishing: Kafka takes no more messages")
+            self._client.poll(_FULL_SECONDS)
+            try:
+                self._client.produce(
+                    message.topic, message.payload, message.key, on_delivery=report, headers=headers
+                )
+            except BufferError:
+                continue
+            return
+
+    def _wait(self, until: float) -> None:
+        """Return once every report has been served."""
+        while self._client.flush(max(min(until - self._clock.monotonic(), 1.0), 0.0)):
+            if self._fatal is not None:
+                raise translation(self._fatal, "publishing")
+            if self._clock.monotonic() >= until:
+                raise BrokerDown(
+                    f"publishing: {len(self._client)} messages are not acknowledged in time"
+                )
+
+    def _fault(self, error: KafkaError, message: Message) -> HoldfastError:
+        if error.code() in TOO_LARGE:
+            headers = sum(len(name) + len(value or b"") for name, value in to_wire(message))
+            size = len(message.payload or b"") + len(message.key or b"") + headers
+            return MessageTooLarge(size, self._limit)
+        fault = translation(error, "publishing")
+        if isinstance(fault, BrokerDown):
+            raise fault
+        return fault
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        with translated("beginning a transaction"):
+            self._client.begin_transaction()
+
+    def commit(self, until: float) -> None:
+        """Commit the transaction."""
+        with translated("committing the transaction"):
+            self._client.commit_transaction(max(until - self._clock.monotonic(), 0.1))
+
+    def abort(self, until: float) -> None:
+        """Abort the transaction."""
+        with translated("aborting the transaction"):
+            self._client.abort_transaction(max(until - self._clock.monotonic(), 0.1))
+
+    def abandon(self) -> None:
+        """Drop everything in queue and in flight, and the client with it."""
+        self._client.purge()
+        self._client.flush(1.0)
+        self.close()
+
+    def close(self) -> None:
+        """Close; nothing is outstanding."""
+        self._client.close()

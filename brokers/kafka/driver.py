@@ -1,0 +1,174 @@
+"""What the adapter asks of a Kafka client library: the whole difference between two drivers.
+
+Everything here speaks Holdfast's types and raises Holdfast's errors. A driver decides
+nothing about settling, order or retries; it carries out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from holdfast.brokers.kafka.lane import LaneState
+    from holdfast.errors import HoldfastError
+    from holdfast.message import Message
+    from holdfast.ports import Delivery, Lane, Published
+
+Offsets = dict["Lane", int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How far one lane reaches, and how far a group is in it."""
+
+    first: int
+    end: int
+    committed: int | None
+
+    @property
+    def lag(self) -> int:
+        """Messages (and gaps between them) that the group has not settled."""
+        done = self.first if self.committed is None else max(self.committed, self.first)
+        return max(self.end - done, 0)
+
+
+class Rebalance(Protocol):
+    """Hears of assignment changes, in the thread that called the member."""
+
+    def assigned(self, lanes: Collection[Lane]) -> None:
+        """*lanes* came."""
+        ...
+
+    def revoked(self, lanes: Collection[Lane]) -> None:
+        """*lanes* leave when this returns; commits still pass."""
+        ...
+
+    def lost(self, lanes: Collection[Lane]) -> None:
+        """*lanes* are gone; commits would be refused."""
+        ...
+
+
+class Admin(Protocol):
+    """Questions about the cluster. Threads may share it."""
+
+    def partitions(self, topic: str) -> list[int] | None:
+        """Return the partitions of *topic*; None when it does not exist."""
+        ...
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Create *topic*; an existing one is left as it is."""
+        ...
+
+    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each lane reaches and how far *group* is."""
+        ...
+
+    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
+        """Return the first offset stored at or after a time; None when there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release the connections."""
+        ...
+
+
+class Producer(Protocol):
+    """Sends batches; one thread uses it."""
+
+    def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
+        """Return one result per message once each is stored or refused.
+
+        `BrokerDown` when that is not known for all by *until* on the monotonic clock.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        ...
+
+    def commit(self, until: float) -> None:
+        """Make what was published since `begin` visible, all at once."""
+        ...
+
+    def abort(self, until: float) -> None:
+        """Take back what was published since `begin`."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop what is still on its way and release the connections at once."""
+        ...
+
+    def close(self) -> None:
+        """Release the connections; nothing is on its way between publishes."""
+        ...
+
+
+class Member(Protocol):
+    """A member of a consumer group; one thread uses it."""
+
+    def fetch(
+        self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
+    ) -> list[list[Delivery]]:
+        """Return at most *limit* records of *lanes*, waiting up to *timeout* for the first.
+
+        They come in runs: each inner list is of one lane, ascending and not empty.
+        """
+        ...
+
+    def commit(self, offsets: Offsets, seconds: float) -> None:
+        """Return once *offsets* are durable.
+
+        `StaleDelivery` when the membership is gone, `BrokerDown` when it cannot be told.
+        """
+        ...
+
+    def commit_soon(
+        self, offsets: Offsets, done: Callable[[Offsets, HoldfastError | None], None]
+    ) -> None:
+        """Start a commit; a later `fetch` calls *done* in the same thread."""
+        ...
+
+    def pause(self, lanes: Collection[Lane]) -> None:
+        """Fetch nothing from *lanes*, which are assigned."""
+        ...
+
+    def resume(self, lanes: Collection[Lane]) -> None:
+        """Undo `pause`."""
+        ...
+
+    def seek(self, lane: Lane, offset: int) -> None:
+        """Fetch from *offset* next; what was fetched before is dropped."""
+        ...
+
+    def reached(self, lane: Lane) -> int | None:
+        """Return up to where everything was fetched, markers of transactions included."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group at once."""
+        ...
+
+
+class Driver(Protocol):
+    """One client library."""
+
+    name: str
+    max_message: int
+    """Bytes of one message that the client is set to send."""
+
+    def admin(self) -> Admin:
+        """Return a connected admin; `BrokerDown` or `ConfigurationError` if that fails."""
+        ...
+
+    def producer(self, native: Mapping[str, Any], transactional_id: str | None) -> Producer:
+        """Return an idempotent producer that waits for all replicas."""
+        ...
+
+    def member(
+        self, topics: Sequence[str], group: str, rebalance: Rebalance, native: Mapping[str, Any]
+    ) -> Member:
+        """Return a member of *group* that never commits by itself."""
+        ...

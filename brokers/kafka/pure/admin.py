@@ -1,0 +1,99 @@
+"""Questions about the cluster, through kafka-python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient, OffsetSpec, OffsetTimestamp
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from holdfast.brokers.kafka.diagnosis import unreachable
+from holdfast.brokers.kafka.driver import Extent
+from holdfast.brokers.kafka.pure.faults import translated, translation
+from holdfast.brokers.kafka.pure.loop import Network
+from holdfast.errors import BrokerDown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.ports import Lane
+
+
+def connected(make: Callable[..., Any], configs: Mapping[str, Any], network: Network) -> Any:
+    """Return a new client of kafka-python's, or say why there is none."""
+    try:
+        return make(**configs, kafka_client=network)
+    except (KafkaError, ValueError, RuntimeError) as error:
+        network.close()
+        fault = translation(error, "connecting to Kafka")
+        if isinstance(fault, BrokerDown):
+            tls = "SSL" in str(configs.get("security_protocol", ""))
+            fault = unreachable(configs["bootstrap_servers"], str(error), tls=tls)
+        raise fault from error
+    except BaseException:
+        network.close()
+        raise
+
+
+class PureAdmin:
+    """A thin layer over `KafkaAdminClient`, whose methods any thread may call."""
+
+    def __init__(self, configs: Mapping[str, Any], settings: KafkaSettings) -> None:
+        self._milliseconds = int(settings.timeout * 1000)
+        configs = {"request_timeout_ms": self._milliseconds, **configs}
+        self._client: Any = connected(KafkaAdminClient, configs, Network())
+
+    def partitions(self, topic: str) -> list[int] | None:
+        """Return the partitions of *topic*; None when it does not exist."""
+        with translated(f"asking for topic {topic!r}"):
+            [found] = self._client.describe_topics([topic])
+        parts = [part["partition_index"] for part in found["partitions"]]
+        return sorted(parts) if parts and not found["error_code"] else None
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Create *topic* unless it exists."""
+        with translated(f"creating topic {topic!r}"):
+            try:
+                self._client.create_topics(
+                    {topic: {"num_partitions": partitions}}, timeout_ms=self._milliseconds
+                )
+            except TopicAlreadyExistsError:
+                return
+
+    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each lane reaches and how far *group* is."""
+        parts = {lane: TopicPartition(*lane) for lane in lanes}
+        with translated(f"asking for the offsets of group {group!r}"):
+            committed = self._client.list_group_offsets({group: list(parts.values())})[group]
+            first = self._client.list_partition_offsets(
+                dict.fromkeys(parts.values(), OffsetSpec.EARLIEST)
+            )
+            end = self._client.list_partition_offsets(
+                dict.fromkeys(parts.values(), OffsetSpec.LATEST)
+            )
+        return {
+            lane: Extent(
+                first=first[part].offset,
+                end=end[part].offset,
+                committed=_known(committed.get(part)),
+            )
+            for lane, part in parts.items()
+        }
+
+    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
+        """Return the first offset at or after a time."""
+        part = TopicPartition(*lane)
+        with translated(f"asking for a time in {lane}"):
+            found = self._client.list_partition_offsets({part: OffsetTimestamp(milliseconds)})
+        offset = int(found[part].offset)
+        return None if offset < 0 else offset
+
+    def close(self) -> None:
+        """Close the client."""
+        self._client.close()
+
+
+def _known(committed: Any) -> int | None:
+    return None if committed is None or committed.offset < 0 else int(committed.offset)

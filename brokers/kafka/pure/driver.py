@@ -1,0 +1,128 @@
+"""kafka-python behind the driver protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import KafkaAdminClient
+
+from holdfast.brokers.kafka.pure.admin import PureAdmin
+from holdfast.brokers.kafka.pure.member import PureMember
+from holdfast.brokers.kafka.pure.producer import PureProducer
+from holdfast.brokers.kafka.settings import refuse
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.brokers.kafka.driver import Admin, Member, Producer, Rebalance
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.clock import Clock
+
+_PARTS = (KafkaProducer, KafkaConsumer, KafkaAdminClient)
+
+
+class PureDriver:
+    """Makes kafka-python's clients with the settings that keep Holdfast's promises."""
+
+    name = "kafka-python"
+
+    def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        texts = {name: _typed(name, text) for name, text in settings.texts.items()}
+        self._native = {**texts, **settings.native}
+        unknown = [n for n in self._native if not any(n in part.DEFAULT_CONFIG for part in _PARTS)]
+        if unknown:
+            raise ConfigurationError(
+                f"kafka-python has no setting {', '.join(unknown)}: see its documentation of "
+                "KafkaProducer and KafkaConsumer, or use kafka+confluent:// for dotted names"
+            )
+        self._refuse(self._native)
+        limit = self._native.get("max_request_size", KafkaProducer.DEFAULT_CONFIG["max_request_size"])
+        self.max_message = int(limit)
+
+    def admin(self) -> Admin:
+        """Return a connected admin."""
+        return PureAdmin(self._for(KafkaAdminClient, {}), self._settings)
+
+    def producer(self, native: Mapping[str, Any], transactional_id: str | None) -> Producer:
+        """Return an idempotent producer."""
+        self._refuse(native)
+        own: dict[str, Any] = {
+            # Stated, since kafka-python drops idempotence silently when it is a mere default.
+            "enable_idempotence": True,
+            "acks": "all",
+            # The sink drops a late batch whole; were the client to drop one message of a
+            # key, a later one could still be stored.
+            "delivery_timeout_ms": 10 * int(self._settings.publish_within * 1000) + 600_000,
+        }
+        if transactional_id is not None:
+            own["transactional_id"] = transactional_id
+        return PureProducer({**own, **self._for(KafkaProducer, native)}, self._settings, self._clock)
+
+    def member(
+        self, topics: Sequence[str], group: str, rebalance: Rebalance, native: Mapping[str, Any]
+    ) -> Member:
+        """Return a member of *group*."""
+        self._refuse(native)
+        own = {
+            "group_id": group,
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "isolation_level": "read_committed",
+        }
+        configs = {**own, **self._for(KafkaConsumer, native)}
+        return PureMember(configs, topics, rebalance, self._settings, self._clock)
+
+    def _for(self, part: Any, native: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of one client: the broker's that it knows, and all of its own."""
+        shared = {n: v for n, v in self._native.items() if n in part.DEFAULT_CONFIG}
+        settings = self._settings
+        own: dict[str, Any] = {
+            "bootstrap_servers": list(settings.servers),
+            "bootstrap_timeout_ms": int(settings.timeout * 1000),
+            "reconnect_backoff_max_ms": 2000,
+        }
+        if settings.username is not None:
+            own |= {
+                "security_protocol": "SASL_SSL",  # no password in the clear unless asked for
+                "sasl_mechanism": "PLAIN",
+                "sasl_plain_username": settings.username,
+                "sasl_plain_password": settings.password,
+            }
+        return {**own, **shared, **native}
+
+    @staticmethod
+    def _refuse(native: Mapping[str, Any]) -> None:
+        refuse(native, "enable_auto_commit", False, "or unfinished messages would be lost")  # noqa: FBT003
+        refuse(native, "acks", "all", "or acknowledged messages could be lost")
+        for name in ("group_id", "transactional_id", "kafka_client", "bootstrap_servers"):
+            if name in native:
+                raise ConfigurationError(
+                    f"{name} is not a setting here: the URL names servers, source() takes "
+                    "group=, sink() takes transactional_id="
+                )
+        if not native.get("enable_idempotence", True) and (
+            native.get("max_in_flight_requests_per_connection") != 1
+        ):
+            raise ConfigurationError(
+                "enable_idempotence=False: retries would break the order of keys; leave it on, or "
+                "set max_in_flight_requests_per_connection=1 as well"
+            )
+
+
+def _typed(name: str, text: str) -> Any:
+    """Return *text* from a URL as the type that the setting has by default."""
+    default = next((p.DEFAULT_CONFIG[name] for p in _PARTS if name in p.DEFAULT_CONFIG), None)
+    if isinstance(default, bool):
+        if text.lower() in {"true", "false"}:
+            return text.lower() == "true"
+        raise ConfigurationError(f"{name}={text!r}: write true or false")
+    if isinstance(default, (int, float)) and name != "acks":
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{name}={text!r}: write a number") from error
+    return text

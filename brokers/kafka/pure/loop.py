@@ -1,0 +1,96 @@
+"""kafka-python's IO loop, with callbacks brought to the thread that called the client."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from kafka.errors import KafkaConnectionError
+from kafka.future import Future
+from kafka.net.compat import KafkaNetClient
+from kafka.net.selector import NetworkSelector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOOK_SECONDS = 1.0
+
+
+class CallerLoop(NetworkSelector):  # type: ignore[misc]
+    """Lets whoever waits for the IO thread work for it meanwhile.
+
+    kafka-python calls rebalance listeners in its IO thread, where settling would block the
+    heartbeats and a commit is impossible. The polling thread only waits at that time, so
+    the work is handed to it: it may settle, commit and use its own connections.
+    """
+
+    def __init__(self, **configs: Any) -> None:
+        super().__init__(**configs)
+        self._inboxes: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+
+    def run(self, coro: Any, *args: Any) -> Any:
+        """Run *coro* in the IO thread and return its result, doing errands while waiting."""
+        io_thread = self._io_thread
+        if io_thread is None or threading.current_thread() is io_thread:
+            return super().run(coro, *args)
+        inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inboxes.append(inbox)
+        try:
+            future = self.call_soon_with_future(coro, *args)
+            future.add_both(lambda _: inbox.put(None))
+            while True:
+                try:
+                    errand = inbox.get(timeout=_LOOK_SECONDS)
+                except queue.Empty:
+                    if not io_thread.is_alive():
+                        raise KafkaConnectionError("the client's IO thread died") from None
+                    continue
+                if errand is None:
+                    break
+                errand()
+        finally:
+            self._inboxes.remove(inbox)
+        if future.exception is not None:
+            raise future.exception
+        return future.value
+
+    async def in_caller(self, work: Callable[[], None]) -> None:
+        """From the IO thread: run *work* in the waiting thread; the loop goes on meanwhile."""
+        done = Future()
+
+        def errand() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever awaits
+                caught = error
+                self.call_soon_threadsafe(lambda: done.failure(caught))
+            else:
+                self.call_soon_threadsafe(lambda: done.success(None))
+
+        self._inboxes[-1].put(errand)
+        await done
+
+
+class Network:
+    """Makes kafka-python's network client and remembers it, to close it when all else fails."""
+
+    def __init__(self, loop: type[NetworkSelector] = NetworkSelector) -> None:
+        self._loop = loop
+        self._client: Any = None
+
+    def __call__(self, **configs: Any) -> Any:
+        """Return the client for *configs*; kafka-python calls this."""
+        self.loop = self._loop(**configs)
+        self._client = KafkaNetClient(net=self.loop, **configs)
+        return self._client
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether no connection stands."""
+        return not any(conn.connected for conn in list(self._client._manager._conns.values()))
+
+    def close(self) -> None:
+        """Release threads and sockets that a failed constructor left behind."""
+        if self._client is not None:
+            self._client.close()

@@ -1,0 +1,217 @@
+"""A member of a group, through kafka-python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.errors import KafkaError, RebalanceInProgressError
+from kafka.structs import OffsetAndMetadata
+
+from holdfast.brokers.kafka.nulls import NULLS, restored
+from holdfast.brokers.kafka.pure.admin import connected
+from holdfast.brokers.kafka.pure.faults import translated, translation
+from holdfast.brokers.kafka.pure.loop import CallerLoop, Network
+from holdfast.errors import BrokerDown
+from holdfast.ports import Delivery, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from holdfast.brokers.kafka.driver import Offsets, Rebalance
+    from holdfast.brokers.kafka.lane import LaneState
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.clock import Clock
+    from holdfast.errors import HoldfastError
+
+_CLOSE_SECONDS = 5.0
+_RETRY_SECONDS = 0.05
+
+
+class PureMember:
+    """A thin layer over `KafkaConsumer`."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, Any],
+        topics: Sequence[str],
+        rebalance: Rebalance,
+        settings: KafkaSettings,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._patience = settings.timeout
+        self._network = Network(CallerLoop)
+        self._heard_at = clock.monotonic()
+        self._client: Any = connected(KafkaConsumer, configs, self._network)
+        with translated("subscribing"):
+            self._client.subscribe(topics, listener=_Hear(self._network.loop, rebalance))
+        self._learn(topics)
+
+    def _learn(self, topics: Sequence[str]) -> None:
+        """Wait for the partitions of *topics*: a leader that knows none assigns none."""
+        until = self._clock.monotonic() + self._patience
+        known = self._client._cluster.partitions_for_topic
+        while not all(known(topic) for topic in topics) and self._clock.monotonic() < until:
+            self._clock.sleep(_RETRY_SECONDS / 10)
+
+    def fetch(
+        self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
+    ) -> list[list[Delivery]]:
+        """Return what the client has, as runs of one lane each."""
+        self._keep_join()
+        with translated("polling"):
+            records = self._client.poll(timeout_ms=int(timeout * 1000), max_records=limit)
+        if not records:
+            self._check_connection()
+            return []
+        self._heard_at = self._clock.monotonic()
+        return [
+            [_delivery(record, state) for record in batch]
+            for part, batch in records.items()
+            if (state := lanes.get(part)) is not None
+        ]
+
+    def _keep_join(self) -> None:
+        """Let a join that a short poll did not see the end of go on.
+
+        kafka-python starts anew when the answer came between two polls, for ever if polls
+        are short, and forgets the join altogether when new metadata was its reason.
+        """
+        coordinator = self._client._coordinator
+        task = coordinator._join_task
+        if task is not None:
+            coordinator.request_rejoin()
+            if not isinstance(task, _Join):
+                coordinator._join_task = _Join(task)
+
+    def _check_connection(self) -> None:
+        """The client reconnects by itself and is silent about it; its caller must know."""
+        now = self._clock.monotonic()
+        if not self._network.is_cut_off:
+            self._heard_at = now
+        elif now - self._heard_at > self._patience:
+            self._heard_at = now
+            raise BrokerDown(f"no connection to Kafka for {self._patience:g} s")
+
+    def commit(self, offsets: Offsets, seconds: float) -> None:
+        """Commit and wait; a rebalance under way is waited for, too."""
+        until = self._clock.monotonic() + seconds
+        while True:
+            left = max(until - self._clock.monotonic(), 0.001)
+            try:
+                with translated("committing"):
+                    try:
+                        self._client.commit(_native(offsets), timeout_ms=int(left * 1000))
+                    except RebalanceInProgressError as error:
+                        raise _Again from error
+            except _Again as error:
+                if self._clock.monotonic() + _RETRY_SECONDS > until:
+                    raise BrokerDown("committing: the group is rebalancing, poll first") from error
+                self._clock.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def commit_soon(
+        self, offsets: Offsets, done: Callable[[Offsets, HoldfastError | None], None]
+    ) -> None:
+        """Start a commit; the client calls back from its `poll`."""
+
+        def finished(_: Any, answer: Any) -> None:
+            failed = isinstance(answer, Exception)
+            done(offsets, translation(answer, "committing") if failed else None)
+
+        with translated("committing"):
+            self._client.commit_async(_native(offsets), callback=finished)
+
+    def pause(self, lanes: Collection[Lane]) -> None:
+        """Pause natively."""
+        self._client.pause(*_parts(lanes))
+
+    def resume(self, lanes: Collection[Lane]) -> None:
+        """Resume natively."""
+        self._client.resume(*_parts(lanes))
+
+    def seek(self, lane: Lane, offset: int) -> None:
+        """Seek natively."""
+        self._client.seek(TopicPartition(*lane), offset)
+
+    def reached(self, lane: Lane) -> int | None:
+        """Return the client's own position."""
+        try:
+            position: int | None = self._client.position(TopicPartition(*lane), timeout_ms=0)
+        except KafkaError:
+            return None
+        return position
+
+    def close(self) -> None:
+        """Leave the group and close the client."""
+        with translated("closing"):
+            self._client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
+
+
+class _Again(Exception):
+    """The group is rebalancing."""
+
+
+class _Join:
+    """A join under way that never looks finished, so that its answer is waited for and used."""
+
+    is_done = False
+
+    def __init__(self, task: Any) -> None:
+        self.add_callback = task.add_callback
+        self.add_errback = task.add_errback
+        self._task = task
+
+    def __await__(self) -> Any:
+        return self._task.__await__()
+
+
+class _Hear(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+    """Brings news from the IO thread to the polling one."""
+
+    def __init__(self, loop: CallerLoop, rebalance: Rebalance) -> None:
+        self._loop = loop
+        self._rebalance = rebalance
+
+    async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        """Pass it on."""
+        await self._loop.in_caller(lambda: self._rebalance.assigned(_lanes(assigned)))
+
+    async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
+        """Pass it on; the membership stands until this returns."""
+        await self._loop.in_caller(lambda: self._rebalance.revoked(_lanes(revoked)))
+
+    async def on_partitions_lost(self, lost: Iterable[Any]) -> None:
+        """Pass it on as what it is: by default kafka-python would say revoked."""
+        await self._loop.in_caller(lambda: self._rebalance.lost(_lanes(lost)))
+
+
+def _lanes(parts: Iterable[Any]) -> list[Lane]:
+    return [Lane(*part) for part in parts]
+
+
+def _parts(lanes: Collection[Lane]) -> list[Any]:
+    return [TopicPartition(*lane) for lane in lanes]
+
+
+def _native(offsets: Offsets) -> dict[Any, Any]:
+    return {TopicPartition(*lane): OffsetAndMetadata(offset, "", -1) for lane, offset in offsets.items()}
+
+
+def _delivery(record: Any, state: LaneState) -> Delivery:
+    stored, headers = record.timestamp, record.headers
+    if headers and headers[-1][0] == NULLS:
+        headers = restored(headers)
+    return Delivery(
+        lane=state.lane,
+        position=record.offset,
+        key=record.key,
+        body=record.value,
+        headers=headers,
+        timestamp=None if stored is None or stored < 0 else stored / 1000,
+        epoch=state.epoch,
+        receipt=0,
+    )

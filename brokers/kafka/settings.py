@@ -1,0 +1,96 @@
+"""Settings of the adapter, and the ones that go to the client library untouched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigurationError, InvalidUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.urls import BrokerUrl
+
+DRIVERS = ("kafka-python", "confluent")
+_PORT = 9092
+_OWN = {"driver": str, "timeout": float, "publish_within": float, "commit_every": float}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """What the adapter itself can be told; the same names work as `?name=value` in the URL."""
+
+    driver: str = DRIVERS[0]
+    """Which client library: kafka-python or confluent (the scheme `kafka+confluent` too)."""
+    timeout: float = 10.0
+    """Seconds within which the broker must answer a question or a commit."""
+    publish_within: float = 30.0
+    """Seconds within which a batch must be acknowledged; then it counts as `BrokerDown`."""
+    commit_every: float = 1.0
+    """Seconds between commits while messages are settled; a crash repeats what came after."""
+    servers: tuple[str, ...]
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    native: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the client library, as given."""
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For the client library, from the URL: text, whatever the setting's type."""
+
+    def __post_init__(self) -> None:
+        if self.driver not in DRIVERS:
+            raise ConfigurationError(f"driver={self.driver!r}: use {' or '.join(DRIVERS)}")
+        for name in ("timeout", "publish_within"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0 seconds")
+        if self.commit_every < 0:
+            raise ConfigurationError(f"commit_every={self.commit_every!r}: use 0 or more seconds")
+
+    @classmethod
+    def read(cls, url: BrokerUrl, native: Mapping[str, Any]) -> KafkaSettings:
+        """Return the settings in *url* and *native*; keywords win over the URL's query."""
+        if url.path.strip("/"):
+            raise InvalidUrl(f"{url} has a path: name topics where you publish and consume")
+        texts, keywords = dict(url.options), dict(native)
+        own: dict[str, Any] = {}
+        for name, kind in _OWN.items():
+            given = [source.pop(name) for source in (texts, keywords) if name in source]
+            if given:
+                own[name] = _converted(name, given[-1], kind)
+        if variant := url.scheme.partition("+")[2]:
+            own["driver"] = variant
+        return cls(
+            servers=tuple(_address(host, url) for host in url.hosts) or _none(url),
+            username=url.username,
+            password=url.password,
+            native=keywords,
+            texts=texts,
+            **own,
+        )
+
+
+def _none(url: BrokerUrl) -> tuple[str, ...]:
+    raise InvalidUrl(f"{url} names no server: write kafka://host:{_PORT}")
+
+
+def _address(host: str, url: BrokerUrl) -> str:
+    """Return *host* with a port, an IPv6 address in its brackets."""
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return f"{host}:{_PORT}"
+    if not name or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP's
+        raise InvalidUrl(f"{url}: {host!r} is no server: write host:port, port from 1 to 65535")
+    return host
+
+
+def _converted(name: str, value: Any, kind: type) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name}={value!r}: write a number of seconds") from error
+
+
+def refuse(native: Mapping[str, Any], name: str, allowed: object, why: str) -> None:
+    """Refuse a client setting that would break a promise."""
+    if name in native and str(native[name]).lower() != str(allowed).lower():
+        raise ConfigurationError(f"{name}={native[name]!r}: leave it at {allowed}, {why}")

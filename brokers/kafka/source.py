@@ -1,0 +1,331 @@
+"""A member of a consumer group on Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.brokers.kafka.lane import DRAINED, FULL, LaneState
+from holdfast.clock import seconds_since_epoch
+from holdfast.errors import BrokerDown, ConfigurationError, HoldfastError, StaleDelivery, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from holdfast.brokers.kafka.driver import Extent, Member, Offsets, Rebalance
+    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.caps import Caps
+    from holdfast.clock import Clock
+    from holdfast.ports import Delivery, Lane, Listener
+
+_log = logging.getLogger("holdfast.brokers.kafka")
+_SLICE = 0.1  # how long one wait in the client may last: neither client can be woken
+
+
+class Books(Protocol):
+    """Where the lanes end and how far the group is, asked apart from the fetching.
+
+    On the fetcher's own connection an answer waits behind the fetch under way.
+    """
+
+    def extents(self, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each of *lanes* reaches and how far the group is."""
+        ...
+
+    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
+        """Return the first offset stored at or after a time; None when there is none."""
+        ...
+
+
+class KafkaSource:
+    """Hands out the records of the partitions it owns and commits the contiguous watermark.
+
+    Commits name their offsets and never pass an unsettled message. A released message goes
+    into a local backlog, ahead of everything newer of its lane; after a crash or rebalance
+    the broker hands out everything from the committed offset on.
+    """
+
+    def __init__(
+        self,
+        join: Callable[[Rebalance], Member],
+        books: Books,
+        caps: Caps,
+        clock: Clock,
+        settings: KafkaSettings,
+        listener: Listener | None,
+    ) -> None:
+        self.caps = caps
+        self._books = books
+        self._clock = clock
+        self._settings = settings
+        self._listener = listener
+        self._lanes: dict[Lane, LaneState] = {}
+        self._paused: set[Lane] = set()
+        self._epochs = itertools.count(1)
+        self._committed_at = clock.monotonic()
+        self._dirty = False
+        self._fresh = False  # whether lanes came that the client does not know to be paused
+        self._failure: BaseException | None = None
+        self._wake_asked = False
+        self._closed = False
+        self._member = join(self)
+
+    # -- handing out -----------------------------------------------------------------
+
+    def poll(self, limit: int, timeout: float) -> list[Delivery]:
+        """Return at most *limit* deliveries, released ones first, each lane in order."""
+        self._open()
+        until = self._clock.monotonic() + timeout
+        while True:
+            if self._dirty and self._clock.monotonic() - self._committed_at >= self._settings.commit_every:
+                self._commit_soon()
+            batch = self._from_backlog(limit)
+            left = max(until - self._clock.monotonic(), 0.0)
+            # Asked even when the batch is full: it keeps the membership alive.
+            room = max(limit - len(batch), 1)
+            wait = 0.0 if batch or self._wake_asked else min(left, _SLICE)
+            fetched = self._member.fetch(room, wait, self._lanes)
+            self._after_rebalance()
+            if fetched:
+                self._admit(fetched, limit, batch)
+            if batch or left <= 0 or self._wake_asked:
+                self._wake_asked = False
+                return batch
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return, within a tenth of a second."""
+        self._wake_asked = True
+
+    def _from_backlog(self, limit: int) -> list[Delivery]:
+        batch: list[Delivery] = []
+        for state in self._lanes.values():
+            if state.backlog and state.lane not in self._paused:
+                batch += state.relaunch(limit - len(batch))
+                if state.choked and len(state.backlog) <= DRAINED:
+                    self._member.resume([state.lane])
+                    state.choked = False
+        return batch
+
+    def _admit(self, runs: list[list[Delivery]], limit: int, batch: list[Delivery]) -> None:
+        """Hand out what was fetched, or keep it where its lane is paused or has a backlog."""
+        for run in runs:
+            lane = run[0].lane
+            state = self._lanes.get(lane)
+            if state is None or state.epoch != run[0].epoch:
+                continue  # revoked while it was fetched; it comes again
+            if state.backlog or lane in self._paused or len(batch) + len(run) > limit:
+                state.backlog += run
+                if len(state.backlog) >= FULL and not state.choked and lane not in self._paused:
+                    self._member.pause([lane])
+                    state.choked = True
+            else:
+                state.launch(run)
+                batch += run
+
+    def _after_rebalance(self) -> None:
+        """Pause again what came back, and raise what the listener raised inside the client."""
+        if self._fresh:
+            self._fresh = False
+            if again := self._paused & self._lanes.keys():
+                self._member.pause(again)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    # -- settling --------------------------------------------------------------------
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle *deliveries*; a commit follows within `commit_every`, at `flush` or `close`."""
+        self._open()
+        lane, state = None, None
+        for delivery in deliveries:
+            if delivery.lane is not lane:
+                lane = delivery.lane
+                state = self._lanes.get(lane)
+            if (
+                state is not None
+                and state.open.get(delivery.position) == delivery.receipt  # type: ignore[call-overload]
+                and state.epoch == delivery.epoch
+            ):
+                del state.open[delivery.position]  # type: ignore[arg-type]
+        self._dirty = True
+
+    def reject(self, delivery: Delivery) -> None:
+        """Settle *delivery* as refused: Kafka keeps no dead letters of its own."""
+        self.accept([delivery])
+
+    def release(self, delivery: Delivery, *, blame: bool, delay: float | None = None) -> None:
+        """Hand *delivery* out again, ahead of everything newer of its lane."""
+        self._open()
+        if delay is not None and delay > 0:
+            raise Unsupported("delay a release", "Kafka", "park the message and release it later")
+        state = self._lanes.get(delivery.lane)
+        if state is not None and state.holds(delivery):
+            state.put_back(delivery)
+
+    def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Refused: a delivery stays with its owner for as long as the owner polls."""
+        raise Unsupported("extend a lease", "Kafka", "deliveries stay while their member polls")
+
+    def flush(self) -> None:
+        """Commit the watermark of every lane and return once the broker has it."""
+        self._open()
+        self._commit(self._lanes.values())
+
+    def _positions(self, states: Iterable[LaneState]) -> Offsets:
+        """Return what is settled and neither committed nor on its way."""
+        offsets: Offsets = {}
+        for state in states:
+            busy = state.open or state.backlog or state.next is None
+            reached = None if busy else self._member.reached(state.lane)
+            position = state.position(reached)
+            if position and position != state.committed:
+                offsets[state.lane] = position
+        return offsets
+
+    def _commit(self, states: Iterable[LaneState]) -> None:
+        offsets = self._positions(states)
+        if not offsets:
+            return
+        try:
+            self._member.commit(offsets, self._settings.timeout)
+        except StaleDelivery as error:  # the next poll says which lanes are lost
+            _log.warning("commit of %s refused: %s", _shown(offsets), error)
+            return
+        self._note(offsets, None)
+
+    def _commit_soon(self) -> None:
+        self._committed_at = self._clock.monotonic()
+        self._dirty = False
+        offsets = self._positions(self._lanes.values())
+        for lane in [lane for lane, offset in offsets.items() if self._lanes[lane].sent == offset]:
+            del offsets[lane]
+        if offsets:
+            for lane, offset in offsets.items():
+                self._lanes[lane].sent = offset
+            self._member.commit_soon(offsets, self._note)
+
+    def _note(self, offsets: Offsets, error: HoldfastError | None) -> None:
+        """Remember what became of a commit; a failed one is made again."""
+        if error is not None:
+            _log.warning("commit of %s failed, to be repeated: %s", _shown(offsets), error)
+            self._dirty = True
+        for lane, offset in offsets.items():
+            if (state := self._lanes.get(lane)) is not None:
+                if error is None:
+                    state.committed = offset
+                if state.sent == offset:
+                    state.sent = None
+
+    # -- the group, heard of inside the client's calls ---------------------------------
+
+    def assigned(self, lanes: Collection[Lane]) -> None:
+        """Start to keep the books of *lanes*, under a new epoch each."""
+        new = sorted(lane for lane in lanes if lane not in self._lanes)
+        self._lanes.update({lane: LaneState(lane, next(self._epochs)) for lane in new})
+        self._fresh = True
+        if self._listener is not None and new:
+            self._guarded(self._listener.assigned, new)
+
+    def revoked(self, lanes: Collection[Lane]) -> None:
+        """Let the listener settle, commit the watermarks, and forget *lanes*."""
+        ours = sorted(lane for lane in lanes if lane in self._lanes)
+        if self._listener is not None and ours:
+            self._guarded(self._listener.revoked, ours)
+        try:
+            self._commit([self._lanes[lane] for lane in ours])
+        except BrokerDown as error:
+            # The lanes leave anyway: whoever gets them starts at the last commit.
+            _log.warning("no commit before %s left, their messages come again: %s", ours, error)
+        for lane in ours:
+            self._lanes.pop(lane, None)
+
+    def lost(self, lanes: Collection[Lane]) -> None:
+        """Forget *lanes* without a commit: they belong to somebody else already."""
+        ours = sorted(lane for lane in lanes if self._lanes.pop(lane, None) is not None)
+        if self._listener is not None and ours:
+            self._guarded(self._listener.lost, ours)
+
+    def _guarded(self, tell: Callable[[list[Lane]], None], lanes: list[Lane]) -> None:
+        # Client libraries log or wrap what a callback raises, so it waits outside.
+        try:
+            tell(lanes)
+        except BaseException as error:  # noqa: BLE001 - raised again by `_after_rebalance`
+            self._failure = error
+
+    def pause(self, lanes: Iterable[Lane]) -> None:
+        """Hand out nothing from *lanes*, whoever assigns them anew."""
+        new = set(lanes) - self._paused
+        self._paused |= new
+        self._member.pause([lane for lane in new if lane in self._lanes])
+
+    def resume(self, lanes: Iterable[Lane]) -> None:
+        """Hand out from *lanes* again."""
+        gone = self._paused & set(lanes)
+        self._paused -= gone
+        owned = [self._lanes[lane] for lane in gone if lane in self._lanes]
+        self._member.resume([state.lane for state in owned if not state.choked])
+
+    def assignment(self) -> frozenset[Lane]:
+        """Return the lanes owned now."""
+        return frozenset(self._lanes)
+
+    def lag(self) -> Mapping[Lane, int]:
+        """Return what each owned lane holds and this member has not settled.
+
+        Gaps that no message fills (compacted records, markers) count until passed.
+        """
+        extents = self._books.extents(list(self._lanes))
+        return {
+            lane: extents[lane].lag
+            if state.next is None
+            else max(extents[lane].end - state.next, 0) + len(state.open)
+            for lane, state in self._lanes.items()
+        }
+
+    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+        """Move the group in *lane*; what is handed out now becomes stale."""
+        self._open()
+        if lane not in self._lanes:
+            raise ConfigurationError(
+                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
+                f"{sorted(self._lanes) or 'nothing, poll first'}"
+            )
+        if (offset is None) == (time is None):
+            raise ConfigurationError("seek takes either offset= or time=, one of them")
+        extent = self._books.extents([lane])[lane]
+        if time is not None:
+            found = self._books.at_time(lane, int(seconds_since_epoch(time) * 1000))
+            offset = extent.end if found is None else found
+        if offset is None or not 0 <= offset <= extent.end:
+            raise ConfigurationError(f"cannot seek to offset {offset}: {lane} ends at {extent.end}")
+        offset = max(offset, extent.first)
+        self._member.commit({lane: offset}, self._settings.timeout)
+        self._member.seek(lane, offset)
+        choked = self._lanes[lane].choked
+        self._lanes[lane] = LaneState(lane, next(self._epochs), next=offset, committed=offset)
+        if choked and lane not in self._paused:
+            self._member.resume([lane])
+
+    def close(self) -> None:
+        """Leave the group at once; what is settled is committed when this returns."""
+        if self._closed:
+            return
+        try:
+            if self._listener is not None and self._lanes:
+                self._listener.revoked(sorted(self._lanes))
+            self._commit(self._lanes.values())
+        finally:
+            self._closed = True
+            self._lanes.clear()  # so that the client's own farewell tells nobody again
+            self._member.close()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise Unsupported("be used after close()", "this source", "make a new one")
+
+
+def _shown(offsets: Offsets) -> str:
+    return ", ".join(f"{lane.topic}/{lane.partition}@{offset}" for lane, offset in offsets.items())

@@ -1,0 +1,61 @@
+"""The client library's own object: made, and brought to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from holdfast.extras import driver
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+log = logging.getLogger("holdfast.brokers.nats")
+
+_CLOSING = 1.0  # seconds that a dead connection may take to close
+
+
+def new_client(*, secure: bool) -> Client:
+    """Return a client that is not connected yet; a *secure* one sends nothing in clear."""
+    client: Client = _client_class()()
+    client.holdfast_secure = secure  # type: ignore[attr-defined]
+    return client
+
+
+async def end(client: Client) -> None:
+    """Close *client* whatever state it is in, and end every task it left on its loop."""
+    try:
+        await asyncio.wait_for(client.close(), _CLOSING)
+    except Exception as error:  # noqa: BLE001 - it is given up in any case
+        log.debug("closing a connection: %s", error)
+    transport = getattr(client, "_transport", None)
+    for name in ("_io_writer", "_bare_io_writer"):
+        writer = getattr(transport, name, None)
+        if writer is not None:  # the client leaves the socket open when its last write fails
+            writer.transport.abort()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@functools.cache
+def _client_class() -> Any:
+    library = driver("nats.aio.client", extra="nats")
+    errors = driver("nats.errors", extra="nats")
+
+    class SecureClient(library.Client):  # type: ignore[name-defined, misc]
+        """A client that does not send its password in clear when TLS was asked for."""
+
+        holdfast_secure = False
+
+        def _connect_command(self) -> bytes:
+            # The last moment: the library upgrades to TLS only if the server requires it.
+            if self.holdfast_secure and not self._server_info.get("tls_required"):
+                raise errors.SecureConnWantedError
+            command: bytes = super()._connect_command()
+            return command
+
+    return SecureClient

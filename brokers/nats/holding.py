@@ -1,0 +1,197 @@
+"""The lanes that a member owns: how they are entered, kept and left."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from holdfast.brokers.nats.faults import Refusal
+from holdfast.brokers.nats.lane import LaneState, Phase
+from holdfast.brokers.nats.names import consumer, subject, token
+from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.brokers.nats.courier import Courier
+    from holdfast.brokers.nats.group import Ownership
+    from holdfast.brokers.nats.intake import Intake
+    from holdfast.brokers.nats.jetstream import Answer, JetStream
+    from holdfast.clock import Clock
+    from holdfast.ports import Lane
+
+log = logging.getLogger("holdfast.brokers.nats")
+
+_NANO = 1_000_000_000
+
+
+class Holding:
+    """Lanes with their durable consumers and what is on its way from them."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        intake: Intake,
+        courier: Courier,
+        *,
+        group: str,
+        lease: float,
+        clock: Clock,
+    ) -> None:
+        self._js = jetstream
+        self._intake = intake
+        self._courier = courier
+        self._group = group
+        self._lease = lease
+        self._clock = clock
+        self.lanes: dict[Lane, LaneState] = {}
+
+    def enter(self, lane: Lane, entry: Ownership) -> LaneState:
+        """Start with *lane* where the group is; wait first for what a dead owner had out."""
+        stream, name = token(lane.topic), consumer(self._group, lane.partition, entry.seeks)
+        info = self._js.consumer(stream, name)
+        if info is None:
+            info = self._create(lane, entry, stream, name)
+        elif info["config"].get("ack_wait") != round(self._lease * _NANO):
+            info = self._agree(info["config"], stream, name)
+        state = LaneState(
+            lane, entry.epoch, stream, name, self._lease, info["delivered"]["consumer_seq"]
+        )
+        if not info["num_ack_pending"]:
+            state.phase = Phase.OPEN
+        elif not entry.clean:
+            log.info("%s: waiting %g s for what its last owner had out", lane, self._lease)
+            state.hold(self._clock.monotonic())
+        self._intake.open(state)
+        self.lanes[lane] = state
+        return state
+
+    def resume(self) -> None:
+        """Take all lanes over to a new connection; nothing that came before it is lost."""
+        self._intake.absorb()
+        self._intake.reconnected()
+        for state in self.lanes.values():
+            info = self._js.consumer(state.stream, state.consumer)
+            if info is None:
+                state.trouble = "the consumer is gone"
+                continue
+            delivered = info["delivered"]
+            state.resume(
+                delivered["consumer_seq"], delivered["stream_seq"], self._clock.monotonic()
+            )
+            if state.phase is Phase.HOLDING:
+                log.info("%s: messages were lost on their way; waiting for them", state.lane)
+            self._courier.forget({state.settled[position] for position in state.forgotten})
+            self._intake.open(state)
+        self._courier.reconnected()
+
+    def mend(self, entries: Any) -> None:
+        """Enter lanes again whose consumer was deleted by somebody."""
+        for lane, state in list(self.lanes.items()):
+            if state.trouble and not state.gone:
+                log.warning("%s: %s; entering it again", lane, state.trouble)
+                if state.trouble.startswith(("400", "409 Exceeded")):
+                    raise ConfigurationError(f"{lane}: NATS refuses to hand out: {state.trouble}")
+                self._intake.abandon(state)
+                self.enter(lane, entries(lane))
+
+    def move(self, lane: Lane, entry: Ownership) -> None:
+        """Go on in *lane* where the group was moved to; what is held becomes stale."""
+        old = self.lanes[lane]
+        old.trouble = "the group was moved"  # should the next line fail, `mend` does it again
+        self._intake.abandon(old)
+        self.enter(lane, entry)
+        try:
+            self._js.ask(f"CONSUMER.DELETE.{old.stream}.{old.consumer}")
+        except (Refusal, BrokerDown) as error:
+            log.warning("%s: consumer %s is left over: %s", lane, old.consumer, error)
+
+    def leave(self, lanes: Iterable[Lane]) -> dict[Lane, bool]:
+        """Give everything of *lanes* back, in order; return whether nothing is left out.
+
+        What was settled before is confirmed when this returns.
+        """
+        states = [self.lanes[lane] for lane in lanes]
+        for state in states:
+            self._intake.close(state)
+            self._courier.tell(state.back())
+        self._courier.flush()
+        return {state.lane: self._is_clean(state) for state in states}
+
+    def forget(self, lanes: Iterable[Lane]) -> None:
+        """Drop *lanes* that were left or lost."""
+        for lane in lanes:
+            state = self.lanes.pop(lane)
+            state.gone = True
+            self._intake.abandon(state)
+
+    def keep_alive(self) -> None:
+        """Renew the leases of what waits here, and of what its holders asked to keep."""
+        now = self._clock.monotonic()
+        answers = [a for s in self.lanes.values() if not s.gone for a in s.renewals(now)]
+        if answers:
+            self._courier.mention(answers)
+
+    def lag(self) -> dict[Lane, int]:
+        """Return the unsettled messages of each lane."""
+        return {
+            lane: lag_of(self._js.consumer(state.stream, state.consumer))
+            for lane, state in self.lanes.items()
+        }
+
+    def flush(self) -> None:
+        """Return once everything settled is confirmed."""
+        self._courier.flush()
+        self._intake.absorb()
+        if forgotten := sum(len(state.forgotten) for state in self.lanes.values()):
+            raise BrokerDown(
+                f"the server forgot {forgotten} settled messages when it crashed; they are settled "
+                "again as they come: poll, then flush again"
+            )
+
+    def _is_clean(self, state: LaneState) -> bool:
+        """Whether every delivery of the consumer came to us, and so was given back."""
+        info = self._js.consumer(state.stream, state.consumer)
+        return (
+            info is not None
+            and state.phase is not Phase.HOLDING
+            and info["delivered"]["consumer_seq"] == state.last
+        )
+
+    def _create(self, lane: Lane, entry: Ownership, stream: str, name: str) -> Answer:
+        config: dict[str, Any] = {
+            "name": name,
+            "durable_name": name,
+            "description": f"Group {self._group!r} of Holdfast, lane {lane.partition}",
+            "filter_subject": subject(lane.topic, lane.partition),
+            "ack_policy": "explicit",
+            "ack_wait": round(self._lease * _NANO),
+            "max_deliver": -1,  # with a limit the server would drop messages silently
+            "max_ack_pending": -1,  # with a limit delayed messages would block the others
+            "replay_policy": "instant",
+            "deliver_policy": "all",
+        }
+        if isinstance(entry.start, str):
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": entry.start}
+        elif entry.start is not None:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, entry.start)}
+        return self._put(config, stream, name, lane.topic)
+
+    def _agree(self, config: Answer, stream: str, name: str) -> Answer:
+        return self._put({**config, "ack_wait": round(self._lease * _NANO)}, stream, name, stream)
+
+    def _put(self, config: Answer, stream: str, name: str, topic: str) -> Answer:
+        try:
+            return self._js.ask(
+                f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
+                {"stream_name": stream, "config": config},
+            )
+        except Refusal as refusal:
+            if refusal.code == 404:  # the stream
+                raise UnknownTopic(topic, "its stream is gone; create it again") from refusal
+            raise refusal.translated() from refusal
+
+
+def lag_of(info: Answer | None) -> int:
+    """Return the unsettled messages of a consumer."""
+    return 0 if info is None else int(info["num_pending"]) + int(info["num_ack_pending"])

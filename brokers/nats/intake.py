@@ -1,0 +1,171 @@
+"""What comes from the server: requests for messages, and the messages themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.brokers.nats.lane import Arrival, LaneState, Pull
+from holdfast.errors import BrokerDown
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from holdfast.brokers.nats.connection import Connection
+    from holdfast.brokers.nats.courier import Courier
+    from holdfast.clock import Clock
+
+_NANO = 1_000_000_000
+_PLAIN_TOKENS = 9  # of a reply subject; one that names its domain has more
+_GRACE = 2.0  # seconds after its end within which a request's answer may still come
+_NORMAL = ("404", "408")  # no messages; time is up
+_PASSING = ("Message Size Exceeds MaxBytes", "Batch Completed", "Server Shutdown")
+_RIVAL = "Requests Pending"  # somebody else asks for this lane's messages
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Line:
+    """The subscription that one lane's messages come by."""
+
+    state: LaneState
+    inbox: str
+    subscription: Any
+
+
+class Intake:
+    """Asks for messages and sorts what comes to its lanes; used by one thread.
+
+    Every lane has a subscription of its own, so that it can be closed alone, with everything
+    that was on its way still arriving.
+    """
+
+    def __init__(self, connection: Connection, courier: Courier, prefix: str, clock: Clock) -> None:
+        self._connection = connection
+        self._courier = courier
+        self._prefix = prefix
+        self._clock = clock
+        self._lines: dict[int, _Line] = {}
+        self._tokens = itertools.count(1)
+        self._pulls = itertools.count(1)
+        self._arrived: deque[tuple[int, float, Msg]] = deque()
+        self._is_ringing = False
+
+    def reconnected(self) -> None:
+        """Forget the lines of the old connection, and whatever they still bring."""
+        self._lines.clear()
+        self._is_ringing = False
+
+    def open(self, state: LaneState) -> None:
+        """Let messages of a lane come in."""
+        token = next(self._tokens)
+
+        async def subscribe(client: Client) -> _Line:
+            async def hear(message: Msg) -> None:
+                self._arrived.append((token, self._clock.monotonic(), message))
+                if not self._is_ringing:  # once for all that was read from the socket together
+                    self._is_ringing = True
+                    self._connection.later(self._ring)
+
+            inbox = client.new_inbox()
+            return _Line(state, inbox, await client.subscribe(f"{inbox}.*", cb=hear))
+
+        self._lines[token] = self._connection.run(subscribe)
+
+    def close(self, state: LaneState) -> None:
+        """Take nothing more in for a lane, but all that was on its way."""
+        for token, line in list(self._lines.items()):
+            if line.state is state:
+                self._connection.run(lambda _, line=line: line.subscription.drain())  # type: ignore[misc]
+                self.absorb()
+                del self._lines[token]
+
+    def abandon(self, state: LaneState) -> None:
+        """Take nothing more in for a lane that is ours no more."""
+        for token, line in list(self._lines.items()):
+            if line.state is state:
+                del self._lines[token]
+                with suppress(BrokerDown):  # then the line is gone already
+                    self._connection.run(lambda _, line=line: line.subscription.unsubscribe())  # type: ignore[misc]
+
+    def ask(self, credit: int, seconds: float, paused: set[Any]) -> None:
+        """Ask the server for what the lanes lack to have *credit* messages each."""
+        now = self._clock.monotonic()
+        for line in self._lines.values():
+            state = line.state
+            if state.lane not in paused and (count := state.wants(credit, now)) > 0:
+                self._pull(line, count, seconds, now)
+
+    def _pull(self, line: _Line, count: int, seconds: float, now: float) -> None:
+        state = line.state
+        number = next(self._pulls)
+        request: dict[str, Any] = {"batch": count}
+        if state.gathers or seconds <= 0:
+            request["no_wait"] = True
+        else:
+            request["expires"] = round(seconds * _NANO)
+        state.pull = Pull(number, count, now + seconds + _GRACE)
+        subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{state.stream}.{state.consumer}"
+        self._courier.send(subject, _encode(request), f"{line.inbox}.{number}")
+
+    def absorb(self) -> None:
+        """Hand what came to its lanes, and tell the server what they say to it."""
+        answers = []
+        now = self._clock.monotonic()
+        while self._arrived:
+            token, at, message = self._arrived.popleft()
+            line = self._lines.get(token)
+            if line is None:
+                continue
+            if message.reply:
+                answer = line.state.arrive(_arrival(message, at + line.state.lease), now)
+                if answer is not None:
+                    answers.append(answer)
+            else:
+                _end_of_pull(line.state, message, now)
+        if answers:
+            self._courier.mention(answers)
+
+    def _ring(self) -> None:
+        self._is_ringing = False
+        self._connection.bell.set()
+
+
+def _arrival(message: Msg, lease_until: float) -> Arrival:
+    """Read $JS.ACK.<stream>.<consumer>.<count>.<position>.<number>.<time>.<more>."""
+    tokens = message.reply.split(".")
+    first = 4 if len(tokens) == _PLAIN_TOKENS else 6
+    count, position, number, time, more = tokens[first : first + 5]
+    return Arrival(
+        int(position),
+        int(number),
+        int(count),
+        int(more),
+        message.reply,
+        int(time) / _NANO,
+        lease_until,
+        message,
+    )
+
+
+def _end_of_pull(state: LaneState, message: Msg, now: float) -> None:
+    """Note why the server sends no more for a request: mostly there is none, or time is up."""
+    number = message.subject.rpartition(".")[2]
+    if state.pull is None or str(state.pull.id) != number:
+        return
+    state.pull = None
+    state.more = 0
+    headers = message.headers or {}
+    status, why = headers.get("Status", ""), headers.get("Description", "")
+    if status in _NORMAL or why in _PASSING:
+        if state.gathers and why == _RIVAL:
+            state.hold(now)
+        state.gathering_done()
+    else:
+        state.trouble = f"{status} {why}".strip()

@@ -1,0 +1,269 @@
+"""A member of a group on NATS JetStream."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC
+from typing import TYPE_CHECKING
+
+from holdfast.brokers.nats.lane import ACK, NAK, PROGRESS, TERM, Answer, LaneState, nak_after
+from holdfast.brokers.nats.wire import parts_of
+from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
+from holdfast.ports import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from holdfast.brokers.nats.connection import Connection
+    from holdfast.brokers.nats.courier import Courier
+    from holdfast.brokers.nats.intake import Intake
+    from holdfast.brokers.nats.standing import Standing
+    from holdfast.caps import Caps
+    from holdfast.clock import Clock
+    from holdfast.ports import Lane
+
+_LOOK = 0.25  # seconds between looks at the connection and the clock while polling
+_GLANCE = 0.01  # seconds that a poll without timeout waits for what is on its way
+_LINGER = 0.02  # seconds that messages on their way may hold up those that came
+
+
+class NatsSource:
+    """Hands out the messages of the lanes it owns, and settles them one by one."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        standing: Standing,
+        intake: Intake,
+        courier: Courier,
+        *,
+        caps: Caps,
+        session: float,
+        clock: Clock,
+    ) -> None:
+        self.caps = caps
+        self._connection = connection
+        self._standing = standing
+        self._membership = standing.membership
+        self._holding = standing.holding
+        self._lanes = standing.holding.lanes
+        self._intake = intake
+        self._courier = courier
+        self._session = session
+        self._clock = clock
+        self._paused: set[Lane] = set()
+        self._set_up = 0
+        self._turn = 0
+        self._renewed = float("-inf")
+        self._is_woken = False
+        self._is_closed = False
+
+    # -- handing out -------------------------------------------------------------------
+
+    def poll(self, limit: int, timeout: float) -> list[Delivery]:
+        """Return at most *limit* deliveries, each lane in order."""
+        self._open()
+        until = self._clock.monotonic() + max(timeout, _GLANCE)
+        settled = until
+        while True:
+            self._connection.bell.clear()
+            self._up(max(until - self._clock.monotonic(), 0.0))
+            self._standing.keep()
+            self._intake.absorb()
+            self._renew()
+            now = self._clock.monotonic()
+            ready = self._count_ready()
+            settled = min(settled, now + _LINGER) if ready else until
+            if ready >= limit or now >= settled or (ready and not self._is_filling()):
+                batch = self._hand_out(limit, now)
+                if batch or now >= until:
+                    return batch
+            self._ask(limit, now)
+            if not self._is_woken:
+                self._clock.wait(self._connection.bell, min(settled - now, _LOOK))
+            if self._is_woken:
+                self._is_woken = False
+                self._intake.absorb()
+                return self._hand_out(limit, self._clock.monotonic())
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return."""
+        self._is_woken = True
+        self._connection.bell.set()
+
+    def _is_open(self, state: LaneState) -> bool:
+        return state.lane not in self._paused and not state.revoked and not state.gone
+
+    def _count_ready(self) -> int:
+        return sum(len(state.ready) for state in self._lanes.values() if self._is_open(state))
+
+    def _is_filling(self) -> bool:
+        return any(s.is_filling for s in self._lanes.values() if self._is_open(s))
+
+    def _ask(self, limit: int, now: float) -> None:
+        lanes = sum(self._is_open(state) for state in self._lanes.values())
+        if lanes:
+            # A request ends on the server before our membership does: no message goes to us
+            # once the lane may be somebody else's.
+            seconds = min(self._session / 2, self._membership.alive_until - now)
+            self._intake.ask(-(-limit // lanes), seconds, self._paused)
+
+    def _hand_out(self, limit: int, now: float) -> list[Delivery]:
+        lanes = [state for state in self._lanes.values() if self._is_open(state)]
+        self._turn += 1
+        first = self._turn % len(lanes) if lanes else 0
+        batch: list[Delivery] = []
+        for state in lanes[first:] + lanes[:first]:
+            for arrival, flight in state.take(limit - len(batch), now):
+                message = arrival.content
+                key, body, headers = parts_of(message.headers, message.data)
+                batch.append(
+                    Delivery(
+                        lane=state.lane,
+                        position=arrival.position,
+                        key=key,
+                        body=body,
+                        headers=headers,
+                        timestamp=arrival.stored,
+                        count=arrival.count,
+                        epoch=state.epoch,
+                        lease_until=arrival.lease_until,
+                        receipt=flight,
+                    )
+                )
+        if batch:
+            with suppress(BrokerDown):  # what is handed out now must reach the caller
+                self._ask(limit, now)  # the next ones travel while these are handled
+        return batch
+
+    # -- settling ----------------------------------------------------------------------
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle *deliveries* for good; confirmed by the server when `flush` returns."""
+        self._ready()
+        words: dict[Lane, list[Answer]] = {}
+        for delivery in deliveries:
+            state = self._ours(delivery)
+            if state is not None:
+                reply = state.settle(int(delivery.position))
+                words.setdefault(delivery.lane, []).append((reply, ACK))
+        for answers in words.values():
+            self._courier.tell(answers)
+
+    def reject(self, delivery: Delivery) -> None:
+        """Settle *delivery* as refused; the server keeps it for other groups."""
+        self._ready()
+        state = self._ours(delivery)
+        if state is not None:
+            self._courier.tell([(state.settle(int(delivery.position)), TERM)])
+
+    def release(self, delivery: Delivery, *, blame: bool, delay: float | None = None) -> None:
+        """Hand *delivery* out again after *delay*; the server counts it, blamed or not."""
+        del blame
+        self._ready()
+        if delay is not None and delay > (self.caps.delay or 0.0):
+            raise Unsupported(f"delay a release for {delay:g} s", "NATS", "use at most a year")
+        state = self._ours(delivery)
+        if state is not None:
+            word = NAK if not delay else nak_after(delay)
+            due = None if not delay else self._clock.monotonic() + delay
+            self._courier.mention([(state.release(int(delivery.position), due), word)])
+
+    def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Keep *delivery* for *seconds*, at least for a lease; polling renews it until then."""
+        self._ready()
+        if self._ours(delivery) is None:
+            raise StaleDelivery(f"{delivery.lane} {delivery.position} is not held here any more")
+        now = self._clock.monotonic()
+        flight = delivery.receipt
+        flight.keep_until = now + seconds
+        flight.lease_until = delivery.lease_until = now + (self.caps.lease or 0.0)
+        self._courier.mention([(flight.reply, PROGRESS)])
+
+    def flush(self) -> None:
+        """Return once the server has confirmed everything settled so far."""
+        self._ready()
+        self._holding.flush()
+
+    def _ours(self, delivery: Delivery) -> LaneState | None:
+        state = self._lanes.get(delivery.lane)
+        if state is None or state.gone or state.epoch != delivery.epoch:
+            return None
+        held = state.flying.get(int(delivery.position))
+        return state if held is not None and held is delivery.receipt else None
+
+    # -- the group ---------------------------------------------------------------------
+
+    def pause(self, lanes: Iterable[Lane]) -> None:
+        """Hand out nothing from *lanes*, whoever assigns them anew."""
+        self._paused.update(lanes)
+
+    def resume(self, lanes: Iterable[Lane]) -> None:
+        """Hand out from *lanes* again."""
+        self._paused.difference_update(lanes)
+
+    def assignment(self) -> frozenset[Lane]:
+        """Return the lanes owned now."""
+        return frozenset(self._lanes)
+
+    def lag(self) -> Mapping[Lane, int]:
+        """Return the unsettled messages of each owned lane."""
+        self._ready()
+        return self._holding.lag()
+
+    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+        """Move the group in *lane* to a sequence of the stream, or to a time."""
+        self._ready()
+        if lane not in self._lanes or self._lanes[lane].gone:
+            raise ConfigurationError(
+                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
+                f"{sorted(self._lanes) or 'nothing, poll first'}"
+            )
+        if (offset is None) == (time is None):
+            raise ConfigurationError("seek takes either offset= or time=, one of them")
+        if offset is not None and offset < 0:
+            raise ConfigurationError(f"cannot seek to offset {offset}: use 0 or more")
+        start = offset if time is None else time.astimezone(UTC).isoformat()
+        entry = self._membership.move(lane, start)  # type: ignore[arg-type]
+        if entry is None:
+            raise StaleDelivery(f"{lane} belongs to another member by now")
+        self._holding.move(lane, entry)
+
+    def close(self) -> None:
+        """Leave the group; lanes and everything unsettled are free when this returns."""
+        if self._is_closed:
+            return
+        try:
+            if self._membership.has_joined:
+                self._ready()
+                self._standing.leave()
+        except BrokerDown:
+            self._standing.lost(self._lanes)
+            raise
+        finally:
+            self._is_closed = True
+            self._connection.close()
+
+    def _open(self) -> None:
+        if self._is_closed:
+            raise Unsupported("be used after close()", "this source", "make a new one")
+
+    def _ready(self) -> None:
+        """Make sure that the server hears us, and that we know which lanes are still ours."""
+        self._open()
+        self._up(2.0)
+        self._standing.fence()
+
+    def _up(self, patience: float) -> None:
+        self._connection.ensure(patience)
+        if self._set_up != self._connection.generation:
+            self._standing.reconnected()
+            self._set_up = self._connection.generation
+
+    def _renew(self) -> None:
+        """Renew leases, some times per lease."""
+        now = self._clock.monotonic()
+        if now - self._renewed >= (self.caps.lease or 0.0) / 8:
+            self._renewed = now
+            self._holding.keep_alive()

@@ -1,0 +1,117 @@
+"""A member's standing in its group: which lanes are its own, and what the listener hears."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.brokers.nats.membership import subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from holdfast.brokers.nats.connection import Connection
+    from holdfast.brokers.nats.holding import Holding
+    from holdfast.brokers.nats.membership import Membership
+    from holdfast.ports import Lane, Listener
+
+
+class _Announced(msgspec.Struct):
+    generation: int = -1
+
+
+_announced = msgspec.json.Decoder(_Announced).decode
+
+
+class Standing:
+    """Keeps the membership, takes and gives up lanes, and tells the listener."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        membership: Membership,
+        holding: Holding,
+        listener: Listener | None,
+    ) -> None:
+        self.membership = membership
+        self.holding = holding
+        self._connection = connection
+        self._listener = listener
+        self._heard = -1
+
+    def reconnected(self) -> None:
+        """Take the lanes over to a new connection, and listen for news of the group there."""
+        self.holding.resume()
+        self.membership.reconnected()
+        self._connection.run(self._listen)
+
+    def keep(self) -> None:
+        """Stay a member; take, give up or lose lanes as the group has it now."""
+        is_due = self.membership.beat_due or self._heard > self.membership.generation
+        if is_due and (surrender := self._look()):
+            self._give_up(surrender)
+            self._look()
+        self.holding.mend(self.membership.entry)
+
+    def fence(self) -> None:
+        """Make sure that what is settled next is ours to settle; what is not is marked gone."""
+        if self.membership.has_joined and not self.membership.is_alive:
+            epochs = self.membership.renew()
+            for lane, state in self.holding.lanes.items():
+                state.gone = state.gone or epochs.get(lane) != state.epoch
+
+    def leave(self) -> None:
+        """Give up all lanes and the membership."""
+        if not self.membership.has_joined:
+            return
+        lanes = [lane for lane, state in self.holding.lanes.items() if not state.gone]
+        self._give_up(lanes, leave=True)
+
+    def lost(self, lanes: Iterable[Lane]) -> None:
+        """Tell the listener that *lanes* are gone."""
+        if (news := sorted(lanes)) and self._listener is not None:
+            self._listener.lost(news)
+
+    def _look(self) -> frozenset[Lane]:
+        lanes, heard = self.holding.lanes, self._heard
+        verdict = self.membership.look(frozenset(n for n, s in lanes.items() if not s.gone))
+        if self._heard == heard:  # else there is news since, worth another look
+            self._heard = self.membership.generation
+        lost = verdict.lost | {lane for lane, state in lanes.items() if state.gone}
+        self.holding.forget(lost)
+        self.lost(lost)
+        for lane, entry in verdict.acquired.items():
+            self.holding.enter(lane, entry)
+        if verdict.acquired and self._listener is not None:
+            self._listener.assigned(sorted(verdict.acquired))
+        return verdict.surrender
+
+    def _give_up(self, lanes: Iterable[Lane], *, leave: bool = False) -> None:
+        """Let the listener settle, then give the rest back and free the lanes."""
+        states = self.holding.lanes
+        news = sorted(lane for lane in lanes if not states[lane].revoked)
+        if news and self._listener is not None:
+            self._listener.revoked(news)
+        for lane in news:
+            states[lane].revoked = True
+        clean = self.holding.leave(lanes)
+        if leave:
+            self.membership.leave(clean)
+        else:
+            self.membership.free(clean)
+        self.holding.forget(lanes)
+
+    async def _listen(self, client: Client) -> None:
+        """Hear of every change of the group at once: its value is published, too."""
+
+        async def hear(message: Msg) -> None:
+            generation = _announced(message.data or b"{}").generation
+            if generation > self._heard:
+                self._heard = generation
+                self._connection.bell.set()
+
+        await client.subscribe(subject(self.membership.group), cb=hear)

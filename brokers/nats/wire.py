@@ -1,0 +1,141 @@
+"""What a message looks like in NATS.
+
+The payload is the message's payload, byte for byte. Headers:
+
+- `ce-id`, `ce-type`, …: the CloudEvents attributes, in the binary mode of the NATS binding;
+  `ce-partitionkey` (or `ce-partitionkeybase64`) is the key;
+- `Nats-Msg-Id`: the message id, by which the server stores a message once. A replay has none,
+  for it must pass although the same id was stored before;
+- `content-type` and the message's own headers as they are, while all of them can be: each
+  name once, of token characters and not starting with `Nats-` or `Holdfast-`, each value
+  printable text without spaces at its ends. NATS knows nothing else, so if any cannot, all of
+  them travel in `Holdfast-Headers`: a JSON array of [name, value] with values in base64, or null;
+- `Holdfast-Body: null` for a message without payload, which is not an empty payload.
+
+Messages of others need none of these.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from holdfast.cloudevents import to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.headers import Pair
+    from holdfast.message import Message
+
+MSG_ID = "Nats-Msg-Id"
+PACKED = "Holdfast-Headers"
+BODY = "Holdfast-Body"
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_RESERVED = ("nats-", "holdfast-")
+_KEY, _KEY64 = "ce-partitionkey", "ce-partitionkeybase64"
+_LINE = len("NATS/1.0\r\n") + len("\r\n")
+_PER_HEADER = len(": \r\n")
+
+_pack = msgspec.json.Encoder().encode
+_unpack = msgspec.json.Decoder(list[tuple[str, bytes | None]]).decode
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """Return the headers that *message* travels with."""
+    pairs = to_wire(message, prefix="ce-")
+    own = len(message.headers) + (message.content_type is not None)
+    headers: dict[str, str] = {}
+    attributes = pairs[: len(pairs) - own] if own else pairs
+    for name, value in attributes:
+        headers[name] = value.decode()  # type: ignore[union-attr]
+    if own:
+        _add(headers, pairs[len(pairs) - own :])
+    if message.payload is None:
+        headers[BODY] = "null"
+    if not message.is_replay:
+        headers[MSG_ID] = headers["ce-id"]
+    return headers
+
+
+def size_of(headers: Mapping[str, str]) -> int:
+    """Return the bytes that *headers* take on the wire."""
+    size = _LINE + _PER_HEADER * len(headers)
+    for name, value in headers.items():
+        size += len(name) + (len(value) if value.isascii() else len(value.encode()))
+    return size
+
+
+def parts_of(
+    headers: Mapping[str, str] | None, data: bytes
+) -> tuple[bytes | None, bytes | None, list[Pair]]:
+    """Return key, body and headers of what arrived, of whatever origin."""
+    if not headers:
+        return None, data, []
+    pairs: list[Pair] = []
+    packed: str | None = None
+    body: bytes | None = data
+    for name, value in headers.items():
+        if name.startswith("Nats-"):
+            continue
+        if name == PACKED:
+            packed = value
+        elif name == BODY and value == "null" and not data:
+            body = None
+        else:
+            pairs.append((name, value.encode()))
+    if packed is not None:
+        pairs += _unpacked(packed)
+    return _key(headers), body, pairs
+
+
+def _add(headers: dict[str, str], own: Sequence[Pair]) -> None:
+    plain: dict[str, str] = {}
+    for name, value in own:
+        text = _plain(name, value)
+        if text is None or name in plain or name in headers:
+            headers[PACKED] = _pack(own).decode()
+            return
+        plain[name] = text
+    headers.update(plain)
+
+
+def _plain(name: str, value: bytes | None) -> str | None:
+    """Return *value* as text if NATS carries it as it is under *name*."""
+    if value is None or not _TOKEN.fullmatch(name) or name.lower().startswith(_RESERVED):
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() and text == text.strip() else None
+
+
+def _unpacked(packed: str) -> list[Pair]:
+    try:
+        return _unpack(packed)
+    except msgspec.DecodeError:  # of somebody else's making: a header like any other
+        return [(PACKED, packed.encode())]
+
+
+def _key(headers: Mapping[str, str]) -> bytes | None:
+    text = headers.get(_KEY)
+    if text is not None:
+        return unquote_to_bytes(text) if "%" in text else text.encode()
+    coded = headers.get(_KEY64)
+    if coded is None:
+        if "ce-id" in headers:
+            return None
+        lowered = {name.lower(): value for name, value in headers.items()}
+        if _KEY not in lowered and _KEY64 not in lowered:
+            return None
+        return _key(lowered | {"ce-id": ""})
+    try:
+        return b64decode(coded, validate=True)
+    except ValueError:
+        return None

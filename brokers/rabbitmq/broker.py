@@ -1,0 +1,111 @@
+"""The broker: topics, sinks and sources over AMQP 0-9-1."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from holdfast.brokers.rabbitmq import names
+from holdfast.brokers.rabbitmq.line import Line
+from holdfast.brokers.rabbitmq.settings import RabbitSettings
+from holdfast.brokers.rabbitmq.sink import RabbitSink
+from holdfast.brokers.rabbitmq.source import RabbitSource
+from holdfast.brokers.rabbitmq.topology import Topology
+from holdfast.clock import SYSTEM_CLOCK, Clock, Randomness, system_randomness
+from holdfast.errors import ConfigurationError, InvalidMessage
+from holdfast.ports import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.ports import Listener, Sink, Source
+    from holdfast.urls import BrokerUrl
+
+
+class RabbitBroker:
+    """RabbitMQ, or what speaks AMQP 0-9-1 as it does.
+
+    Several hosts, separated by commas, are tried in turn. Sinks, sources and the broker
+    itself have a connection each.
+    """
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        randomness: Randomness | None = None,
+        **native: Any,
+    ) -> None:
+        self.name = str(url)
+        self._url = url
+        self._clock = clock
+        self._random = system_randomness() if randomness is None else randomness
+        self._settings = RabbitSettings.read(url.options, native)
+        self._line = Line(self._settings.parameters(url), clock)
+        self._turn = threading.Lock()
+        self._sources: weakref.WeakSet[RabbitSource] = weakref.WeakSet()
+        self.caps = self._settings.caps()
+
+    def sink(self, **native: Any) -> Sink:
+        """Return a new sink with a connection of its own."""
+        settings = self._settings.also(native)
+        return RabbitSink(Line(settings.parameters(self._url), self._clock), settings, self._clock)
+
+    def source(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        listener: Listener | None = None,
+        **native: Any,
+    ) -> Source:
+        """Return a new member of *group*, which gets what is published from now on."""
+        if isinstance(topics, str) or not topics or not group:
+            raise ConfigurationError(
+                f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
+            )
+        settings = self._settings.also(native)
+        line = Line(settings.parameters(self._url), self._clock)
+        source = RabbitSource(line, topics, group, settings, self._clock, self._random, listener)
+        self._sources.add(source)
+        return source
+
+    def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Make sure that *topic* exists; an existing one keeps its lanes."""
+        if not topic:
+            raise InvalidMessage("topic is empty: name the topic to create")
+        with self._turn:
+            self._topology().create(topic, partitions)
+
+    def create_group(self, topic: str, group: str) -> None:
+        """Make sure that *group* gets what is published to *topic* from now on."""
+        if not topic or not group:
+            raise ConfigurationError(f"create_group({topic!r}, {group!r}): name both")
+        with self._turn:
+            self._topology().create_group(topic, group)
+
+    def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
+        """Return what waits in the queues of *group*, and what sources of this object hold.
+
+        RabbitMQ does not tell over AMQP what members elsewhere hold: `prefetch` messages of
+        each lane at most.
+        """
+        with self._turn:
+            topology = self._topology()
+            waiting = {
+                Lane(topic, partition): topology.waiting(names.lane_queue(topic, group, partition))
+                for topic in topics
+                for partition in range(topology.lanes(topic))
+            }
+        here = [source for source in self._sources if source.group == group]
+        return {lane: n + sum(s.held(lane) for s in here) for lane, n in waiting.items()}
+
+    def close(self) -> None:
+        """Close the broker's own connection."""
+        with self._turn:
+            self._line.close()
+
+    def _topology(self) -> Topology:
+        return Topology(self._line.link(self._settings.patience), self._settings, self._clock)

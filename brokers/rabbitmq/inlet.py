@@ -1,0 +1,206 @@
+"""One lane's channel: how a member claims the lane, gets its messages and settles them."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from holdfast.brokers.rabbitmq import names, wire
+from holdfast.brokers.rabbitmq.answer import Answer
+from holdfast.brokers.rabbitmq.failures import closed
+from holdfast.errors import BrokerDown, HoldfastError
+from holdfast.ports import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.ports import Lane
+
+
+class Stage(Enum):
+    """Where a claim has got to."""
+
+    ASKED = "asked"
+    OWNED = "owned"
+    TAKEN = "taken"
+    GONE = "gone"
+
+
+class Inlet:
+    """A claim to one lane and, once it is granted, the lane's deliveries.
+
+    Who owns a lane is alone on its tally of owners: two that come at once see each other
+    and both step back. The broker lets only one consumer of the lane's queue be active, so
+    even a member that errs about this gets nothing that another one has. Claim, deliveries
+    and settling share one channel: they end together, and what was not settled is the next
+    owner's, in order.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        lane: Lane,
+        group: str,
+        epoch: int,
+        prefetch: int,
+        notify: Callable[[], None],
+    ) -> None:
+        self.lane = lane
+        self.epoch = epoch
+        self.stage = Stage.ASKED
+        self.failure: HoldfastError | None = None
+        self.queue = names.lane_queue(lane.topic, group, lane.partition)
+        self.arrived: deque[tuple[Any, Any, bytes]] = deque()
+        self.unsettled: dict[int, None] = {}
+        """Tags handed out, in order; all tags that have only arrived are higher."""
+        self.is_unflushed = False
+        self._owner = names.owner(lane.topic, group, lane.partition)
+        self._link = link
+        self._prefetch = prefetch
+        self._notify = notify
+        self._channel: Any = None
+        link.post(self._open, self._lost)
+
+    @property
+    def held(self) -> int:
+        """How many messages the broker counts as being here."""
+        return len(self.arrived) + len(self.unsettled)
+
+    def take(self) -> Delivery | None:
+        """Return the next delivery, if one has arrived."""
+        try:
+            method, properties, body = self.arrived.popleft()
+        except IndexError:
+            return None
+        tag = method.delivery_tag
+        self.unsettled[tag] = None
+        headers = properties.headers or {}
+        return Delivery(
+            lane=self.lane,
+            # Without an id of its own a message cannot be recognised when it comes again;
+            # to take two alike for one would lose one of them.
+            position=properties.message_id or f"{id(self._channel):x}.{self.epoch}.{tag}",
+            key=wire.key_of(headers),
+            body=body or wire.body_of(properties, body),
+            headers=wire.pairs_of(properties),
+            timestamp=wire.stamp_of(properties),
+            count=wire.count_of(headers),
+            epoch=self.epoch,
+            receipt=(tag, properties),
+        )
+
+    def accept(self, tags: list[int]) -> None:
+        """Acknowledge *tags*, with as few frames as keep the others unsettled."""
+        unsettled = self.unsettled
+        tags = [tag for tag in tags if unsettled.pop(tag, 0) is None]
+        if not tags:
+            return
+        self.is_unflushed = True
+        lowest = next(iter(unsettled), None)
+        if lowest is None or lowest > max(tags):
+            self._settle("basic_ack", max(tags), multiple=True)
+            return
+        covered = [tag for tag in tags if tag < lowest]
+        if covered:
+            self._settle("basic_ack", max(covered), multiple=True)
+        for tag in tags:
+            if tag > lowest:
+                self._settle("basic_ack", tag)
+
+    def refuse(self, tag: int, *, requeue: bool) -> None:
+        """Give *tag* back to the queue, or drop it for good."""
+        if self.unsettled.pop(tag, 0) is None:
+            self.is_unflushed = True
+            # Not basic.nack, which from 4.3 on does not count as a delivery.
+            self._settle("basic_reject", tag, requeue=requeue)
+
+    def barrier(self) -> Answer:
+        """Return an answer that comes when all settling so far is in the queue's log.
+
+        AMQP does not confirm acknowledgements. A consumer that only joins the waiting ones
+        is confirmed once it is in the queue's replicated log, behind what was settled on
+        this channel before.
+        """
+        answer = Answer()
+        self._link.post(partial(self._pass, answer), partial(self._fail, answer))
+        self.is_unflushed = False
+        return answer
+
+    def close(self) -> None:
+        """Give up the lane: what is unsettled goes back to its place in the queue."""
+        self._link.post(self._leave)
+
+    def _settle(self, method: str, tag: int, **how: Any) -> None:
+        self._link.post(partial(self._send, method, tag, how))
+
+    # -- what follows runs in the link's thread -------------------------------------------
+
+    def _open(self) -> None:
+        self._channel = self._link.connection.channel(on_open_callback=self._opened)
+        self._channel.add_on_close_callback(self._closed)
+
+    def _opened(self, channel: Any) -> None:
+        channel.add_on_cancel_callback(self._cancelled)
+        channel.basic_qos(prefetch_count=self._prefetch)
+        declare = partial(channel.queue_declare, self._owner, durable=True, arguments=names.TALLY)
+        declare(callback=_ignore)
+        channel.basic_consume(self._owner, _ignore, auto_ack=True, callback=_ignore)
+        declare(callback=self._counted)
+
+    def _counted(self, frame: Any) -> None:
+        if frame.method.consumer_count > 1:
+            self.stage = Stage.TAKEN
+            self._leave()
+            self._notify()
+        else:
+            self._channel.basic_consume(self.queue, self._received, callback=self._granted)
+
+    def _granted(self, _: Any) -> None:
+        self.stage = Stage.OWNED
+        self._notify()
+
+    def _received(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self.arrived.append((method, properties, body))
+        self._notify()
+
+    def _send(self, method: str, tag: int, how: dict[str, Any]) -> None:
+        if self._channel.is_open:  # else the queue has its messages back
+            getattr(self._channel, method)(tag, **how)
+
+    def _pass(self, answer: Answer) -> None:
+        if not self._channel.is_open:
+            self._fail(answer)
+            return
+
+        def joined(frame: Any) -> None:
+            answer.give()
+            self._channel.basic_cancel(frame.method.consumer_tag, callback=_ignore)
+
+        self._channel.add_on_close_callback(lambda *_: self._fail(answer))
+        self._channel.basic_consume(self.queue, self._received, callback=joined)
+
+    def _fail(self, answer: Answer) -> None:
+        answer.fail(BrokerDown(f"the channel of {self.lane} was lost before its accepts were safe"))
+
+    def _leave(self) -> None:
+        if self._channel.is_open:
+            self._channel.close()
+
+    def _cancelled(self, _: Any) -> None:
+        self._leave()  # the queue was deleted, or its node has left
+
+    def _closed(self, _: Any, reason: BaseException) -> None:
+        if self.stage is not Stage.TAKEN:
+            self.stage, self.failure = Stage.GONE, closed(reason)
+            self._notify()
+
+    def _lost(self) -> None:
+        self.stage, self.failure = Stage.GONE, self._link.failure
+        self._notify()
+
+
+def _ignore(*_: Any) -> None:
+    """Nothing follows from this answer."""

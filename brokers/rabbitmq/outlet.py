@@ -1,0 +1,184 @@
+"""Sending messages with confirms, many at a time."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.brokers.rabbitmq.failures import closed
+from holdfast.errors import BrokerDown, HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.clock import Clock
+
+RETURNED, NACKED = "returned", "nacked"
+
+
+class Parcel(NamedTuple):
+    """One message, ready to be sent."""
+
+    exchange: str
+    routing_key: str
+    properties: Any
+    body: bytes
+    id: str
+
+
+class Batch:
+    """Parcels under way; `done` once each is confirmed, or the channel is gone."""
+
+    __slots__ = ("done", "failure", "left", "parcels", "refused")
+
+    def __init__(self, parcels: Sequence[Parcel]) -> None:
+        self.parcels = parcels
+        self.left = len(parcels)
+        self.refused: dict[int, str] = {}
+        """What was not stored: index and RETURNED (no queue) or NACKED."""
+        self.failure: HoldfastError | None = None
+        self.done = threading.Event()
+
+    def fail(self, failure: HoldfastError) -> None:
+        """Say that the fate of the unconfirmed parcels is not known."""
+        if not self.done.is_set():
+            self.failure = failure
+            self.done.set()
+
+
+class Outlet:
+    """A channel in confirm mode, on which parcels leave in the order given.
+
+    Every parcel is mandatory: one that no queue takes comes back, just before its confirm.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.failure: HoldfastError | None = None
+        self._channel: Any = None
+        self._is_ready = False
+        self._waiting: list[Batch] = []
+        self._under_way: dict[int, tuple[Batch, int]] = {}
+        self._tag = 0
+        self._lowest = 1
+        link.post(self._open, self._lost)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the channel and its link live."""
+        return self.failure is None and self.link.is_alive
+
+    def send(self, parcels: Sequence[Parcel]) -> Batch:
+        """Send *parcels* and return at once."""
+        batch = Batch(parcels)
+        self.link.post(partial(self._send, batch), partial(self._abandon, batch))
+        return batch
+
+    def close(self) -> None:
+        """Give the channel back; the link goes on."""
+        self.link.post(self._leave)
+
+    # -- what follows runs in the link's thread -------------------------------------------
+
+    def _open(self) -> None:
+        self._channel = self.link.connection.channel(on_open_callback=self._opened)
+        self._channel.add_on_close_callback(self._closed)
+
+    def _opened(self, channel: Any) -> None:
+        channel.add_on_return_callback(self._returned)
+        channel.confirm_delivery(self._confirmed, callback=self._ready)
+
+    def _ready(self, _: Any) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._is_ready = True
+        for batch in waiting:
+            self._publish(batch)
+
+    def _send(self, batch: Batch) -> None:
+        if self.failure is not None:
+            batch.fail(self.failure)
+        elif self._is_ready:
+            self._publish(batch)
+        else:
+            self._waiting.append(batch)
+
+    def _publish(self, batch: Batch) -> None:
+        publish, under_way, tag = self._channel.basic_publish, self._under_way, self._tag
+        for index, (exchange, routing_key, properties, body, _) in enumerate(batch.parcels):
+            tag += 1
+            under_way[tag] = (batch, index)
+            publish(exchange, routing_key, body, properties, True)  # mandatory
+        self._tag = tag
+
+    def _returned(self, _: Any, __: Any, properties: Any, ___: Any) -> None:
+        headers = properties.headers or {}
+        own = properties.message_id or headers.get("cloudEvents:id")
+        for batch, index in self._under_way.values():
+            if batch.parcels[index].id == own and index not in batch.refused:
+                batch.refused[index] = RETURNED
+                return
+
+    def _confirmed(self, frame: Any) -> None:
+        method = frame.method
+        tag, stored = method.delivery_tag, method.NAME == "Basic.Ack"
+        pop = self._under_way.pop
+        if method.multiple:
+            lowest, self._lowest = self._lowest, tag + 1
+            tags: Sequence[int] = range(lowest, tag + 1)
+        else:
+            tags = (tag,)
+        for one in tags:
+            entry = pop(one, None)  # confirmed one by one before
+            if entry is not None:
+                batch, index = entry
+                if not stored:
+                    batch.refused[index] = NACKED
+                batch.left -= 1
+                if batch.left == 0:
+                    batch.done.set()
+
+    def _closed(self, _: Any, reason: BaseException) -> None:
+        self._end(closed(reason))
+
+    def _lost(self) -> None:
+        self._end(self.link.failure or BrokerDown("the connection to RabbitMQ is closed"))
+
+    def _abandon(self, batch: Batch) -> None:
+        batch.fail(self.link.failure or BrokerDown("the connection to RabbitMQ is closed"))
+
+    def _end(self, failure: HoldfastError) -> None:
+        self.failure = failure
+        for batch in {id(batch): batch for batch, _ in self._under_way.values()}.values():
+            batch.fail(failure)
+        for batch in self._waiting:
+            batch.fail(failure)
+        self._under_way.clear()
+        self._waiting.clear()
+
+    def _leave(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            self._channel.close()
+
+
+def await_batch(batch: Batch, link: Link, clock: Clock, patience: float) -> None:
+    """Return once *batch* is confirmed; raise when it cannot be, or nothing moves any more."""
+    left = -1
+    while left != batch.left:
+        left = batch.left
+        if clock.wait(batch.done, patience):
+            if batch.failure is not None:
+                raise batch.failure
+            return
+    raise stalled(link, patience)
+
+
+def stalled(link: Link, patience: float) -> BrokerDown:
+    """Return the error for a server that has stopped to confirm."""
+    if link.blocked is not None:
+        return BrokerDown(
+            f"RabbitMQ at {link.address} takes no messages: it has blocked publishers because "
+            f"of {link.blocked}; free memory or disk space there"
+        )
+    return BrokerDown(f"RabbitMQ at {link.address} has confirmed nothing for {patience:g} s")

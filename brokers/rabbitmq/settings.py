@@ -1,0 +1,122 @@
+"""Settings of the RabbitMQ adapter; all others belong to pika and reach it untouched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
+from holdfast.errors import ConfigurationError, InvalidUrl
+from holdfast.extras import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.urls import BrokerUrl
+
+LONGEST_DELAY = 28 * 86_400.0
+"""Seconds; RabbitMQ takes a time to live below 2**32 milliseconds."""
+
+_FRAME = 131_072  # what RabbitMQ and pika agree on unless told otherwise
+_HEARTBEAT = 20  # RabbitMQ proposes 60, which lets a dead peer go unnoticed for two minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitSettings:
+    """What can be set here; the same names work as `?name=value` in the URL."""
+
+    partitions: int = 4
+    """Lanes of a topic that is created on first use."""
+    auto_create: bool = True
+    """Whether a topic may be created by its first use."""
+    prefetch: int = 256
+    """Messages of one lane that may be unsettled, handed out or not; at most 65535."""
+    max_message: int = 16 * 1_048_576
+    """Bytes of payload, key and headers; the server's own limit is 128 MiB by default."""
+    patience: float = 10.0
+    """Seconds without any answer or confirm after which the broker counts as down."""
+    session: float = 1800.0
+    """Seconds without a poll after which a member leaves its group, so that others go on."""
+    native: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of pika's connection parameters."""
+
+    def __post_init__(self) -> None:
+        for name in ("partitions", "prefetch", "max_message", "patience", "session"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
+        if self.prefetch > 65_535:
+            raise ConfigurationError(f"prefetch={self.prefetch}: use 65535 at most")
+
+    @classmethod
+    def read(cls, options: Mapping[str, str], native: Mapping[str, Any]) -> RabbitSettings:
+        """Return the settings among *options* (text, from the URL) and *native* (keywords)."""
+        own: dict[str, Any] = {n: value for n, value in options.items() if n in _KINDS}
+        if "frame_max" in options:  # needed here, too: it bounds the headers
+            own["frame_max"] = _converted("frame_max", options["frame_max"], int)
+        return cls().also({**own, **native})
+
+    def also(self, given: Mapping[str, Any]) -> RabbitSettings:
+        """Return these settings with those of one sink or source on top."""
+        own = {n: _converted(n, v, _KINDS[n]) for n, v in given.items() if n in _KINDS}
+        native = {n: v for n, v in given.items() if n not in _KINDS}
+        return replace(self, **own, native={**self.native, **native})
+
+    def parameters(self, url: BrokerUrl) -> list[Any]:
+        """Return pika's connection parameters, one for each host of *url*."""
+        pika = driver("pika", extra="rabbitmq")
+        unset = pika.ConnectionParameters()
+        foreign = {n: v for n, v in url.options.items() if n not in _KINDS}
+        for name in (*foreign, *self.native):
+            if not hasattr(unset, name):
+                raise ConfigurationError(
+                    f"neither Holdfast nor pika has a connection setting {name!r}; Holdfast has "
+                    f"{', '.join(_KINDS)}, pika those of ConnectionParameters"
+                )
+        parts = urlsplit(url.raw)
+        user, at, _ = parts.netloc.rpartition("@")
+        found = []
+        for host in url.hosts or ("localhost",):
+            part = parts._replace(netloc=user + at + host, query=urlencode(foreign))
+            try:
+                one = pika.URLParameters(urlunsplit(part))
+                if "heartbeat" not in foreign:
+                    one.heartbeat = _HEARTBEAT
+                for name, value in self.native.items():
+                    setattr(one, name, value)
+            except (TypeError, ValueError) as error:
+                raise InvalidUrl(f"{url} cannot be used: {error}") from error
+            found.append(one)
+        return found
+
+    def caps(self) -> Caps:
+        """Return what RabbitMQ can do through this adapter with these settings."""
+        frame = self.native.get("frame_max", _FRAME)
+        return Caps(
+            settle=Settle.INDIVIDUAL,
+            ordering=Ordering.PARTITION,
+            counts=Counts.DELIVERY,
+            delay=LONGEST_DELAY,
+            pause=Pause.LANE,
+            max_message=self.max_message,
+            # All headers travel in one frame; half of it is left for names and lengths.
+            max_headers=frame // 2,
+        )
+
+
+_KINDS: dict[str, type] = {
+    f.name: type(f.default) for f in fields(RabbitSettings) if f.name != "native"
+}
+
+
+def _converted(name: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        if str(value).lower() in {"1", "true", "yes"}:
+            return True
+        if str(value).lower() in {"0", "false", "no"}:
+            return False
+        raise ConfigurationError(f"{name}={value!r}: write true or false")
+    try:
+        return cast("Any", kind)(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name}={value!r}: write a number") from error

@@ -1,0 +1,244 @@
+"""A member of a group on RabbitMQ."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.brokers.rabbitmq.assignment import Assignment
+from holdfast.brokers.rabbitmq.delays import Delays
+from holdfast.errors import BrokerDown, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from holdfast.brokers.rabbitmq.inlet import Inlet
+    from holdfast.brokers.rabbitmq.line import Line
+    from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.brokers.rabbitmq.settings import RabbitSettings
+    from holdfast.clock import Clock, Randomness
+    from holdfast.ports import Delivery, Lane, Listener
+
+_log = logging.getLogger("holdfast.brokers.rabbitmq")
+
+
+class RabbitSource:
+    """Hands out the messages of the lanes it owns, and settles them one by one.
+
+    The connection has a thread of its own, so a slow caller does not lose it; lanes change
+    hands only inside `poll` and `close`. A lane stays with its owner until that closes,
+    dies, or has not polled for `session` seconds.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        topics: Sequence[str],
+        group: str,
+        settings: RabbitSettings,
+        clock: Clock,
+        randomness: Randomness,
+        listener: Listener | None,
+    ) -> None:
+        self.caps = settings.caps()
+        self.group = group
+        self._line = line
+        self._topics = tuple(dict.fromkeys(topics))
+        self._settings = settings
+        self._clock = clock
+        self._random = randomness
+        self._listener = listener
+        self._paused: set[Lane] = set()
+        self._ready = threading.Event()
+        self._wake_asked = False
+        self._has_lost_settles = False
+        self._is_closed = False
+        self._turn = 0
+        self._polled = clock.monotonic()
+        try:
+            self._assignment = self._connect(settings.patience)
+        except BaseException:
+            line.close()
+            raise
+
+    # -- handing out -----------------------------------------------------------------
+
+    def poll(self, limit: int, timeout: float) -> list[Delivery]:
+        """Return at most *limit* deliveries, each lane's in order."""
+        self._open()
+        until = self._clock.monotonic() + timeout
+        while True:
+            self._ready.clear()
+            self._polled = now = self._clock.monotonic()
+            if not self._assignment.link.is_alive:
+                self._reconnect(max(until - now, 0.0))
+            patience = self._assignment.attend()
+            if batch := self._hand_out(limit):
+                return batch
+            left = until - self._clock.monotonic()
+            if left <= 0 or self._wake_asked:
+                self._wake_asked = False
+                return []
+            self._clock.wait(self._ready, min(left, patience))
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return."""
+        self._wake_asked = True
+        self._ready.set()
+
+    def _hand_out(self, limit: int) -> list[Delivery]:
+        inlets = [i for lane, i in self._assignment.owned.items() if lane not in self._paused]
+        if not inlets:
+            return []
+        self._turn = (self._turn + 1) % len(inlets)
+        batch: list[Delivery] = []
+        for inlet in inlets[self._turn :] + inlets[: self._turn]:
+            while len(batch) < limit and (delivery := inlet.take()) is not None:
+                batch.append(delivery)
+        return batch
+
+    # -- settling --------------------------------------------------------------------
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle *deliveries* as done; those that are ours no more are passed over."""
+        tags: dict[Lane, list[int]] = {}
+        owned = self._assignment.owned
+        for delivery in deliveries:
+            inlet = owned.get(delivery.lane)
+            if inlet is not None and inlet.epoch == delivery.epoch:
+                tags.setdefault(delivery.lane, []).append(delivery.receipt[0])
+        for lane, some in tags.items():
+            owned[lane].accept(some)
+
+    def reject(self, delivery: Delivery) -> None:
+        """Settle *delivery* as refused; a dead-letter policy of the operator's applies to it."""
+        if (inlet := self._inlet(delivery)) is not None:
+            inlet.refuse(delivery.receipt[0], requeue=False)
+
+    def release(self, delivery: Delivery, *, blame: bool, delay: float | None = None) -> None:
+        """Hand *delivery* out again; the broker counts that whether there is *blame* or not."""
+        del blame
+        if delay is not None and delay > (self.caps.delay or 0.0):
+            raise Unsupported(f"delay a release by {delay} s", "RabbitMQ", "at most 28 days")
+        inlet = self._inlet(delivery)
+        if inlet is None:
+            return
+        if delay is None or delay <= 0:
+            inlet.refuse(delivery.receipt[0], requeue=True)
+        else:
+            self._delays.put(delivery, inlet.queue, delay)
+            inlet.accept([delivery.receipt[0]])
+
+    def _inlet(self, delivery: Delivery) -> Inlet | None:
+        """Return where *delivery* can be settled; None if it is ours no more."""
+        inlet = self._assignment.owned.get(delivery.lane)
+        if inlet is None or inlet.epoch != delivery.epoch:
+            return None
+        return inlet if delivery.receipt[0] in inlet.unsettled else None
+
+    def flush(self) -> None:
+        """Return once all that was settled is safe; `BrokerDown` if some of it was lost."""
+        if self._has_lost_settles:
+            self._has_lost_settles = False
+            raise BrokerDown("the connection was lost before the last accepts were safe")
+        if not self._is_closed:
+            self._assignment.flush(list(self._assignment.owned))
+
+    def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Refuse: a delivery stays with its owner."""
+        raise Unsupported("extend a delivery", "RabbitMQ", "it has no lease that could run out")
+
+    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+        """Refuse: a queue forgets what was settled."""
+        raise Unsupported("seek", "RabbitMQ", "its queues keep nothing that was settled")
+
+    # -- the group -------------------------------------------------------------------
+
+    def pause(self, lanes: Iterable[Lane]) -> None:
+        """Hand out nothing from *lanes*, whoever assigns them anew."""
+        self._paused.update(lanes)
+
+    def resume(self, lanes: Iterable[Lane]) -> None:
+        """Hand out from *lanes* again."""
+        self._paused.difference_update(lanes)
+
+    def assignment(self) -> frozenset[Lane]:
+        """Return the lanes owned now."""
+        return frozenset(self._assignment.owned)
+
+    def held(self, lane: Lane) -> int:
+        """Return how many messages of *lane* are here, handed out or not."""
+        inlet = self._assignment.owned.get(lane)
+        return 0 if inlet is None else inlet.held
+
+    def lag(self) -> Mapping[Lane, int]:
+        """Return what waits in the queue of each owned lane, and what is here unsettled."""
+        control = self._assignment.topology.control
+        owned = list(self._assignment.owned.items())
+        answers = [control.ask("queue_declare", queue=i.queue, passive=True) for _, i in owned]
+        patience = self._settings.patience
+        return {
+            lane: answer.get(self._clock, patience, "the lag").message_count + inlet.held
+            for (lane, inlet), answer in zip(owned, answers, strict=True)
+        }
+
+    def close(self) -> None:
+        """Leave the group: what is not settled goes back to its place in the queues."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        assignment = self._assignment
+        try:
+            if assignment.link.is_alive:
+                assignment.give_up(list(assignment.owned))
+            else:
+                assignment.lose(list(assignment.owned))
+        finally:
+            assignment.owned.clear()
+            self._line.close()
+
+    def _open(self) -> None:
+        if self._is_closed:
+            raise Unsupported("be used after close()", "this source", "make a new one")
+
+    # -- the connection --------------------------------------------------------------
+
+    def _connect(self, within: float) -> Assignment:
+        """Connect and set up the group on the broker; the lanes come with the polls."""
+        link = self._line.link(within, self._ready)
+        assignment = Assignment(
+            link,
+            self.group,
+            self._topics,
+            self._settings,
+            self._clock,
+            self._random,
+            self._listener,
+            self._ready.set,
+        )
+        self._delays = Delays(link, assignment.topology, self._settings, self._clock)
+        link.post(partial(self._watch, link))
+        return assignment
+
+    def _reconnect(self, within: float) -> None:
+        old = self._assignment
+        self._has_lost_settles |= any(inlet.is_unflushed for inlet in old.owned.values())
+        old.lose(list(old.owned))
+        self._assignment = self._connect(within)
+
+    def _watch(self, link: Link) -> None:
+        """Leave the group once nobody has polled for too long; runs in the link's thread."""
+        silence = self._clock.monotonic() - self._polled
+        if silence < self._settings.session:
+            later = max(self._settings.session - silence, 0.01)
+            link.connection.ioloop.call_later(later, partial(self._watch, link))
+        elif link.connection.is_open:
+            _log.warning(
+                "group %s: no poll for %.0f s; leaving, so that others get the lanes",
+                self.group,
+                silence,
+            )
+            link.connection.close()

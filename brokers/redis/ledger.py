@@ -1,0 +1,182 @@
+"""A group's books of its lanes in Redis: what is handed out, what waits, what is settled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from holdfast.brokers.redis import scripts
+from holdfast.brokers.redis.link import Command, Link, evaluation
+from holdfast.brokers.redis.wire import unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from holdfast.brokers.redis.keys import Keys
+    from holdfast.brokers.redis.lane import LaneState
+    from holdfast.clock import Clock
+    from holdfast.ports import Lane
+
+CONSUMER = "holdfast"
+_PAGE = 500
+_ROOM = 8 << 20  # bytes of one answer, give or take a hundred messages
+
+Entry = tuple[str, list[msgspec.Raw]]
+"""The id of a stream entry, and its fields and values."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_read = msgspec.msgpack.Decoder(tuple[list[int], list[tuple[int, list[Entry]]]]).decode
+_again = msgspec.msgpack.Decoder(tuple[list[Entry], list[str]]).decode
+_page = msgspec.msgpack.Decoder(
+    tuple[str, str | bool, list[tuple[str, int, float | bool, msgspec.Raw]]]
+).decode
+
+
+class News(NamedTuple):
+    """What reading brought: the entries of each lane, and whether the group has changed."""
+
+    entries: list[tuple[LaneState, list[Entry]]]
+    is_rung: bool
+
+
+class Ledger:
+    """Reads and writes the books of one group; nothing is done for a lane that is lost."""
+
+    def __init__(self, link: Link, keys: Keys, group: str, clock: Clock) -> None:
+        self._link = link
+        self._keys = keys
+        self._group = group
+        self._bell = keys.group(group).bell
+        self._clock = clock
+
+    def is_rung(self, rung: str) -> bool:
+        """Whether the group's bell was rung since *rung*."""
+        return bool(self._link.call(*self._ring(rung)))
+
+    def read(self, lanes: Sequence[LaneState], limit: int, rung: str) -> News:
+        """Return what was never handed out, at most *limit* entries; it counts as handed out.
+
+        Also look whether the bell was rung since *rung*.
+        """
+        keys = [key for state in lanes for key in (state.keys.stream, state.keys.state)]
+        tokens = [state.token for state in lanes]
+        answers = self._link.calls(
+            [
+                evaluation(scripts.READ, keys, limit, _ROOM, self._group, CONSUMER, *tokens),
+                self._ring(rung),
+            ]
+        )
+        lost, got = _read(answers[0])
+        entries = [(lanes[number - 1], page) for number, page in got]
+        for state, page in entries:
+            state.last = page[-1][0]
+        return News(entries, bool(lost) or bool(answers[1]))
+
+    def again(self, wanted: Mapping[str, Sequence[str]], lanes: Sequence[LaneState]) -> News:
+        """Return waiting entries, by the ids that are *wanted* of each stream."""
+        asked = [state for state in lanes if wanted.get(state.keys.stream)]
+        commands = [
+            self._on(scripts.AGAIN, state, self._group, _ROOM, _pack(wanted[state.keys.stream]))
+            for state in asked
+        ]
+        entries: list[tuple[LaneState, list[Entry]]] = []
+        is_lost = False
+        for state, answer in zip(asked, self._link.calls(commands), strict=True):
+            if answer is None:
+                is_lost = True
+                continue
+            page, gone = _again(answer)
+            for position in gone:
+                state.waiting.pop(position, None)
+            entries.append((state, page))
+        return News(entries, is_lost)
+
+    def accept(self, settled: Mapping[str, Sequence[str]], lanes: Iterable[LaneState]) -> None:
+        """Settle the ids of each stream for good."""
+        self._link.calls(
+            [
+                self._on(scripts.ACCEPT, state, self._group, _pack(settled[state.keys.stream]))
+                for state in lanes
+            ]
+        )
+
+    def parking(
+        self, state: LaneState, counts: Mapping[str, int], delay: float = 0.0
+    ) -> list[Command]:
+        """Return the commands by which entries wait, with the counts of their next delivery."""
+        pairs = list(counts.items())
+        return [
+            self._on(
+                scripts.PARK,
+                state,
+                self._group,
+                CONSUMER,
+                round(delay * 1000),
+                _pack(pairs[first : first + _PAGE]),
+            )
+            for first in range(0, len(pairs), _PAGE)
+        ]
+
+    def park(self, state: LaneState, counts: Mapping[str, int], delay: float = 0.0) -> None:
+        """Let entries wait for *delay* seconds; settled ones stay settled."""
+        self._link.calls(self.parking(state, counts, delay))
+
+    def load(self, state: LaneState, *, blame: bool) -> None:
+        """Learn what is pending in the lane, in order.
+
+        What Redis has as handed out, and nobody here holds, waits from now on. With *blame*
+        it counts one failure more: its owner died with it.
+        """
+        first: str | bool = "-"
+        while first:
+            answer = self._link.call(
+                *self._on(scripts.PENDING, state, self._group, str(first), _PAGE)
+            )
+            if answer is None:
+                return  # lost again; the next look at the group tells
+            state.last, last, rows = _page(answer)
+            now = self._clock.monotonic()
+            orphans: dict[str, int] = {}
+            for position, count, due, key in rows:
+                if position in state.flying or position in state.waiting:
+                    continue
+                if due is False:
+                    orphans[position] = count + blame
+                    state.wait(position, now, count + blame, unpacked(key))
+                else:
+                    state.wait(position, now + due / 1000, count, unpacked(key))
+            if orphans:
+                self.park(state, orphans)
+            first = last and f"({last}"
+
+    def seek(self, state: LaneState, last: str) -> int:
+        """Move the group to just after *last*; return the new epoch, 0 when the lane is lost."""
+        answer = self._link.call(*self._on(scripts.SEEK, state, state.member, self._group, last))
+        return int(answer or 0)
+
+    def lags(self, lanes: Sequence[Lane]) -> Mapping[Lane, int]:
+        """Return the unsettled messages of each lane: those pending and those never read."""
+        streams = [self._keys.stream(lane) for lane in lanes]
+        facts = self._link.calls(
+            [evaluation(scripts.GROUP, (stream,), self._group) for stream in streams]
+        )
+        lags: dict[Lane, int] = {}
+        for lane, stream, (pending, unread, last) in zip(lanes, streams, facts, strict=True):
+            # An older server, or one that lost count after a deletion, cannot tell.
+            lags[lane] = pending + (self._count(stream, last) if unread is None else unread)
+        return lags
+
+    def _count(self, stream: str, last: bytes) -> int:
+        total = 0
+        while last:
+            count, last = self._link.call(*evaluation(scripts.COUNT, (stream,), last))
+            total += count
+        return total
+
+    def _ring(self, rung: str) -> Command:
+        return ("XREAD", "COUNT", 1, "STREAMS", self._bell, rung)
+
+    def _on(self, script: scripts.Script, state: LaneState, *arguments: Any) -> Command:
+        keys = (state.keys.stream, state.keys.state, state.keys.due)
+        return evaluation(script, keys, state.token, *arguments)

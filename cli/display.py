@@ -1,0 +1,106 @@
+"""What the command prints: safe for a terminal, stable for a script."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+out = Console()
+err = Console(stderr=True)
+
+_EXCERPT = 2000
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """Return *text* without anything that a terminal would obey.
+
+    Control characters, escape sequences and marks that turn the reading direction come
+    out as their codes. With *lines*, line ends and tabs stay.
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(
+        char if char.isprintable() or char in kept else _code(char) for char in text
+    )
+
+
+def _code(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def excerpt(payload: bytes | None, *, most: int = _EXCERPT) -> str:
+    """Return the start of *payload* for people: text if it is UTF-8, base64 if not."""
+    if payload is None:
+        return "(none: a tombstone)"
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = f"base64: {base64.b64encode(payload[:most]).decode()}"
+        cut = len(payload) > most
+    else:
+        cut = len(text) > most
+        text = plain(text[:most], lines=True)
+    return f"{text}… ({len(payload):,} bytes in all)" if cut else text
+
+
+def encoded(payload: bytes | None) -> dict[str, Any]:
+    """Return *payload* for scripts: `text` if it is UTF-8, `base64` if not."""
+    if payload is None:
+        return {"text": None}
+    try:
+        return {"text": payload.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(payload).decode()}
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* in the largest unit that fits, as 3 h or 0.2 s."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people, as 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def print_json(value: Any) -> None:
+    """Print *value* as JSON in pure ASCII: nothing in it reaches the terminal unescaped."""
+    typer.echo(json.dumps(value, indent=2, default=_json).replace("\x7f", "\\u007f"))
+
+
+def _json(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+) -> None:
+    """Print *rows* as a table; markup and escapes in them have no effect."""
+    table = Table(*headings, title=title)
+    for row in rows:
+        table.add_row(*(Text(plain("" if cell is None else str(cell))) for cell in row))
+    out.print(table)
+
+
+def say(text: str) -> None:
+    """Print a line that may hold foreign text."""
+    out.print(Text(plain(text, lines=True)), soft_wrap=True)

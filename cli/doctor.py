@@ -1,0 +1,3 @@
+EXAMPLE=""
+def doctor() -> None:
+    """x"""

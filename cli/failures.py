@@ -1,0 +1,68 @@
+"""Failures as one sentence and a stable exit code, never a traceback."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from rich.text import Text
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+
+from holdfast.cli.display import err, plain
+from holdfast.errors import DependencyDown, HoldfastError
+from holdfast.outbox.parked_event import NotParked
+from holdfast.urls import mask
+
+EXIT_NOT_FOUND = 1
+"""Nothing answers to what was asked for, or the answer is no."""
+EXIT_FIX = 2
+"""The command or its settings must change; nothing was done."""
+EXIT_DOWN = 3
+"""The database or the broker is down; the same command may work later."""
+EXIT_UNFINISHED = 4
+"""The relay could not finish its batch in time; the batch is published again later."""
+EXIT_INTERRUPTED = 130
+
+# Connection errors carry no SQLSTATE in psycopg, so the server's own words decide.
+_WRONG = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
+    r"unable to open database file|permission denied",
+    re.IGNORECASE,
+)
+_MYSQL_WRONG = {1044, 1045, 1049, 1698}  # access denied, unknown database
+
+
+def is_wrong(error: Exception) -> bool:
+    """Whether a database *error* says that the settings are wrong, not that it is down."""
+    if not isinstance(error, OperationalError):
+        return isinstance(error, SQLAlchemyError)
+    origin: Any = error.orig
+    code = origin.args[0] if origin is not None and origin.args else None
+    return code in _MYSQL_WRONG or _WRONG.search(str(origin)) is not None
+
+
+def sentence(error: BaseException) -> str:
+    """Return what *error* says in one line, without secrets, statements or links."""
+    text = str(error)
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        words = error.orig.args[-1] if error.orig.args else error.orig
+        text = f"the database says: {words}"
+    lines = (line.strip() for line in mask(text).splitlines())
+    return plain(" ".join(line for line in lines if line))
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code that tells a script what to do about *error*."""
+    if isinstance(error, NotParked):
+        return EXIT_NOT_FOUND
+    if isinstance(error, DependencyDown):
+        return EXIT_DOWN
+    if isinstance(error, HoldfastError) or is_wrong(error):
+        return EXIT_FIX
+    return EXIT_DOWN
+
+
+def fail(error: Exception) -> NoReturn:
+    """Say what is wrong and end."""
+    err.print(Text.assemble(("holdfast: ", "bold red"), sentence(error)), soft_wrap=True)
+    raise SystemExit(exit_code(error))

@@ -1,0 +1,97 @@
+"""`holdfast relay`: the sidecar."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import logs
+from holdfast.cli.display import out
+from holdfast.cli.logs import LogFormat, LogLevel
+from holdfast.cli.options import Broker, Config, Database
+from holdfast.cli.sidecar import EngineName, RelaySettings, Sidecar
+
+EXAMPLE = (
+    "Example: holdfast relay --database postgresql+psycopg://shop@db/shop "
+    "--broker kafka://broker:9092 --http 127.0.0.1:9464"
+)
+
+
+def relay(
+    *,
+    config: Config = None,  # noqa: ARG001 - its callback has read the file
+    database: Database,
+    broker: Broker,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            envvar="HOLDFAST_ENGINE",
+            help="lease works on any database and with several relays; wal streams PostgreSQL's "
+            "log, with the others on standby.",
+        ),
+    ] = EngineName.LEASE,
+    once: Annotated[bool, typer.Option("--once", help="Publish what is there, then end (for cron).")] = False,
+    batch: Annotated[
+        int, typer.Option(envvar="HOLDFAST_BATCH", help="Rows read and published at a time.")
+    ] = 2000,
+    lease_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="HOLDFAST_LEASE_SECONDS", help="A relay that dies is replaced within this."
+        ),
+    ] = 10.0,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_HTTP",
+            help="Serve /healthz, /readyz and /metrics here, e.g. 127.0.0.1:9464; off unless set.",
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="HOLDFAST_DRAIN_SECONDS",
+            help="After SIGTERM, finish the batch in hand for at most so long.",
+        ),
+    ] = 20.0,
+    stall_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="HOLDFAST_STALL_SECONDS",
+            help="/healthz fails when a step takes longer than this.",
+        ),
+    ] = 120.0,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            envvar="HOLDFAST_LOG_FORMAT", help="auto is text on a terminal and JSON elsewhere."
+        ),
+    ] = LogFormat.AUTO,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="HOLDFAST_LOG_LEVEL", help="The least level to log.")
+    ] = LogLevel.INFO,
+) -> None:
+    """Publish committed outbox events to the broker, in order per key, at least once.
+
+    Run it beside the service that writes the outbox, as often as you like: relays share the
+    work. While broker or database are down it waits and tries again. SIGTERM or Ctrl-C ends
+    it after the batch in hand; nothing is lost whenever it is killed.
+    """
+    logs.configure(log_format, log_level)
+    sidecar = Sidecar(
+        RelaySettings(
+            database=database,
+            broker=broker,
+            engine=engine,
+            batch=batch,
+            lease_seconds=lease_seconds,
+            http=http,
+            drain_seconds=drain_seconds,
+            stall_seconds=stall_seconds,
+        )
+    )
+    if once:
+        out.print(f"published {sidecar.run_once():,} events")
+    else:
+        sidecar.run()

@@ -1,0 +1,168 @@
+"""The sidecar: database, broker, engine, probes and metrics put together."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast.brokers import connect
+from holdfast.cli.late_engine import LateEngine
+from holdfast.cli.progress import shown_progress
+from holdfast.cli.stopping import stopped_by_signals
+from holdfast.database import open_database
+from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
+from holdfast.outbox.backlog import Backlog
+from holdfast.outbox.endpoint import Endpoint, host_and_port
+from holdfast.outbox.measured_engine import MeasuredEngine
+from holdfast.outbox.metrics import RelayMetrics, Sampler
+from holdfast.outbox.probes import Probes
+from holdfast.urls import mask
+
+if TYPE_CHECKING:
+    from holdfast.outbox import RelayEngine, Step
+    from holdfast.ports import Sink
+
+log = logging.getLogger("holdfast.cli")
+
+
+class EngineName(Enum):
+    """Which engine moves the rows."""
+
+    LEASE = "lease"
+    WAL = "wal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """Everything that can be set about a sidecar."""
+
+    database: str
+    broker: str
+    engine: EngineName = EngineName.LEASE
+    batch: int = 2000
+    lease_seconds: float = 10.0
+    http: str | None = None
+    drain_seconds: float = 20.0
+    stall_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("drain_seconds", 0)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} {getattr(self, name)}: use {least} or more")
+        for name in ("lease_seconds", "stall_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} {getattr(self, name)}: use more than 0")
+        if self.http is not None:
+            host_and_port(self.http)
+
+
+class Sidecar:
+    """One relay with all that an operator needs around it.
+
+    Wrong settings show when it is made. A database or broker that is down shows as an
+    outage, at the start as well as later.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._settings = settings
+        self._database = open_database(settings.database)
+        self._is_wal = settings.engine is EngineName.WAL
+        if self._is_wal and self._database.dialect.name != "postgresql":
+            raise ConfigurationError(
+                f"--engine wal reads PostgreSQL's log, not {self._database.dialect.name}'s: "
+                "use --engine lease"
+            )
+        self._broker = connect(settings.broker)
+        self._sink: Sink | None = None
+        late = LateEngine(settings.engine.value, self._make_engine)
+        measured = MeasuredEngine(late, observe=self._observe_seconds)
+        self._progress = _ignored
+        self.relay = Relay(measured, observer=lambda step: self._progress(step))
+        self._backlog = Backlog(self._database)
+        self._sampler = Sampler(self._backlog)
+        self._metrics = RelayMetrics(
+            self.relay.health, self._sampler, shards=lambda: late.shards
+        )
+        self._probes = Probes(
+            self.relay.health, measured, stall_seconds=settings.stall_seconds
+        )
+
+    def run(self) -> None:
+        """Publish until a signal comes, through every outage."""
+        with ExitStack() as closing:
+            closing.callback(self._close)
+            closing.enter_context(self._stopping())
+            where = self._serve(closing)
+            log.info(
+                "relay %s: %s → %s, engine %s%s",
+                version("holdfast"), mask(self._settings.database), mask(self._settings.broker),
+                self._settings.engine.value, where,
+            )  # fmt: skip
+            self.relay.run()
+        log.info("relay ended: published %d, parked %d",
+                 self.relay.health.published, self.relay.health.parked)  # fmt: skip
+
+    def run_once(self) -> int:
+        """Publish what is there, with progress on a terminal; outages raise."""
+        with ExitStack() as closing:
+            closing.callback(self._close)
+            closing.enter_context(self._stopping())
+            self._progress = closing.enter_context(shown_progress(self._total))
+            return self.relay.run_once()
+
+    def _total(self) -> int:
+        with suppress(SQLAlchemyError):  # the first step says what is wrong
+            return self._backlog.measure().waiting
+        return 0
+
+    def _stopping(self) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(
+            stopped_by_signals(self.relay.stop, drain_seconds=self._settings.drain_seconds)
+        )
+        return stack
+
+    def _serve(self, closing: ExitStack) -> str:
+        if self._settings.http is None:
+            return ""
+        endpoint = Endpoint(
+            self._settings.http,
+            alive=self._probes.alive,
+            ready=self._probes.ready,
+            metrics=self._metrics.text,
+        )
+        closing.callback(endpoint.stop)
+        endpoint.start()
+        closing.callback(self._sampler.stop)
+        self._sampler.start()
+        return f", http://{endpoint.address}"
+
+    def _make_engine(self) -> RelayEngine:
+        self._sink = self._broker.sink() if self._sink is None else self._sink
+        if self._is_wal:
+            from holdfast.outbox.wal import WalEngine  # needs psycopg, which is an extra
+
+            return WalEngine(self._database, self._sink)
+        terms = LeaseTerms(seconds=self._settings.lease_seconds)
+        return LeaseEngine(self._database, self._sink, terms=terms, batch=self._settings.batch)
+
+    def _observe_seconds(self, seconds: float) -> None:
+        self._metrics.step_seconds.observe(seconds)
+
+    def _close(self) -> None:
+        for end in (self._sink, self._broker):
+            if end is not None:
+                with suppress(HoldfastError):
+                    end.close()
+        self._database.dispose()
+
+
+def _ignored(_step: Step) -> None:
+    """Nobody watches."""

@@ -1,0 +1,42 @@
+"""What an engine of the relay is: something that moves rows, one step at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step did."""
+
+    published: int = 0
+    """Messages that the broker took and whose rows are gone."""
+    parked: int = 0
+    """Messages set aside because the broker refused them, or one of their key before."""
+    idle: bool = False
+    """Nothing was there to do; wait before the next step."""
+    standby: bool = False
+    """Another relay is at work; this one waits to take over."""
+
+    def plus(self, other: Step) -> Step:
+        """Return what both steps moved."""
+        return Step(published=self.published + other.published, parked=self.parked + other.parked)
+
+
+class RelayEngine(Protocol):
+    """Moves committed events to the broker, at least once and in order per key."""
+
+    name: str
+
+    def step(self) -> Step:
+        """Do one bounded piece of work.
+
+        `BrokerDown` or a database outage raises, with nothing lost and no attempt counted:
+        the caller waits and calls again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish what is in flight, delete what was acknowledged, give up the leases."""
+        ...

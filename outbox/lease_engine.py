@@ -1,0 +1,185 @@
+"""The lease engine: reads the table in order, publishes, deletes what was acknowledged."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import Transient
+from holdfast.outbox.delays import Delays
+from holdfast.outbox.engine import Step
+from holdfast.outbox.leases import Leases, LeaseTerms
+from holdfast.outbox.outcome import precheck, sort_out
+from holdfast.outbox.parking import Parking
+from holdfast.outbox.rows import Row, staged
+from holdfast.outbox.schema import SHARDS
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.ports import Published, Sink
+
+_PASS = 32  # batches after which a pass starts again from the lowest row
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch that the broker is taking."""
+
+    rows: list[Row]
+    results: Future[list[Published]]
+
+
+class LeaseEngine:
+    """Works on any database: relays share the shards and delete each row once published.
+
+    A pass reads upwards by `seq` while the last batch is being published. Rows that commit
+    late appear below what was read already, so every pass starts from the bottom again:
+    what is not deleted is always seen, however late it committed. Only rows that were read
+    are deleted, each by its own number.
+    """
+
+    name = "lease"
+
+    def __init__(
+        self,
+        engine: Engine,
+        sink: Sink,
+        *,
+        terms: LeaseTerms | None = None,
+        batch: int = 2000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._engine = _read_committed(engine)
+        self._sink = sink
+        self._leases = Leases(self._engine, terms, clock=clock)
+        self._parking = Parking(self._engine, clock=clock)
+        self._delays = Delays(self._engine, clock=clock)
+        self._sql = statements("holdfast.outbox", engine.dialect.name)
+        self._batch = batch
+        self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
+        self._flight: Flight | None = None
+        self._after = 0
+        self._batches = 0
+
+    @property
+    def shards(self) -> int:
+        """How many shards this relay owns now."""
+        return len(self._leases.owned)
+
+    def step(self) -> Step:
+        """Read one batch while the one before it is being published, then settle that one."""
+        try:
+            done = Step()
+            if self._leases.due or self._after == 0:
+                done = self._settle_flight()
+                done = done.plus(Step(published=self._begin_pass()))
+            if not self._leases.owned:
+                return Step(published=done.published, parked=done.parked, idle=True, standby=True)
+            return self._advance(done)
+        except BaseException:
+            self._restart()
+            raise
+
+    def _begin_pass(self) -> int:
+        """Start from the lowest row; return how many released events were published."""
+        if self._leases.due:
+            self._leases.renew()
+        self._after, self._batches = 0, 0
+        if not self._leases.owned:
+            return 0
+        self._delays.move()
+        return self._parking.refresh(self._leases, self._sink)
+
+    def _advance(self, done: Step) -> Step:
+        rows = self._read()
+        done = done.plus(self._settle_flight())
+        parked = 0
+        if rows:
+            rows, behind = self._parking.split(rows)
+            rows, refused = precheck(rows, self._sink.caps)
+            parked = self._parking.park(self._leases, behind)
+            parked += self._parking.refuse(self._leases, refused)
+        if rows:
+            messages = [staged(row) for row in rows]
+            results = self._publisher.submit(self._sink.publish, messages)
+            self._flight = Flight(rows, results)
+            if self._after == 0:
+                done = done.plus(self._settle_flight())
+        return Step(
+            published=done.published,
+            parked=done.parked + parked,
+            idle=not (rows or done.published or done.parked or parked),
+        )
+
+    def _read(self) -> list[Row]:
+        everything = len(self._leases.owned) == SHARDS
+        where = {"after": self._after, "most": self._batch}
+        if not everything:
+            where["shards"] = self._leases.listed(self._leases.owned)  # type: ignore[assignment]
+        with self._engine.connect() as db:
+            result = db.execute(self._sql["read_all" if everything else "read"], where)
+            rows = [Row(*row) for row in result.cursor.fetchall()]  # type: ignore[union-attr]
+        self._batches += 1
+        short = len(rows) < self._batch or self._batches >= _PASS
+        self._after = 0 if short else rows[-1].seq
+        return rows
+
+    def _settle_flight(self) -> Step:
+        """Wait for the batch in flight and delete what the broker took of it."""
+        if self._flight is None:
+            return Step()
+        flight, self._flight = self._flight, None
+        return self._settle(flight.rows, flight.results.result())
+
+    def _settle(self, rows: Sequence[Row], results: Sequence[Published]) -> Step:
+        outcome = sort_out(rows, results)
+        self._delete(outcome.done)
+        parked = self._parking.refuse(self._leases, outcome.refused)
+        if outcome.outage is not None:
+            raise outcome.outage
+        return Step(published=len(outcome.done), parked=parked)
+
+    def _delete(self, seqs: Sequence[int]) -> None:
+        if not seqs:
+            return
+        with self._engine.begin() as db:
+            if not self._leases.holds(db):
+                self._leases.drop()
+                raise LeaseLost
+            db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+
+    def _restart(self) -> None:
+        """Begin the next pass from the bottom: whatever was in flight is read again."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.results.cancel()
+            flight.results.exception()
+        self._after = 0
+
+    def close(self) -> None:
+        """Settle the batch in flight and give the shards back."""
+        try:
+            self._settle_flight()
+        finally:
+            self._publisher.shutdown()
+            self._leases.release()
+
+
+class LeaseLost(Transient):
+    """The leases ran out before the deletion: the rows stay, and are published again."""
+
+    def __init__(self) -> None:
+        super().__init__("the relay's leases ran out; another relay may own the shards now")
+
+
+def _read_committed(engine: Engine) -> Engine:
+    # Locks and leases must see what others committed meanwhile; SQLite knows only one kind.
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")

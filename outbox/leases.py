@@ -1,0 +1,124 @@
+"""Shard leases: which relay may publish what, fenced by epochs, timed by the database."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import ConfigurationError
+from holdfast.ids import new_id
+from holdfast.outbox.schema import SHARDS
+from holdfast.outbox.tables import require_tables
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sqlalchemy.engine import Connection, Engine
+
+log = logging.getLogger("holdfast.outbox")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTerms:
+    """How long a lease lasts, and who asks for it."""
+
+    seconds: float = 10.0
+    """A relay that died is replaced within this time; renewed at a third of it."""
+    engine: str = "lease"
+    exclusive: bool = False
+    """Take every shard or none, as the WAL engine must."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise ConfigurationError(f"lease of {self.seconds} seconds: use more than 0")
+
+
+class Leases:
+    """The shards this relay owns now.
+
+    Several relays share the shards evenly; one that dies loses its own when they expire.
+    Every deletion is guarded by `holds`: a relay whose lease ran out deletes nothing.
+    """
+
+    def __init__(
+        self, engine: Engine, terms: LeaseTerms | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.me = new_id()
+        self.terms = LeaseTerms() if terms is None else terms
+        self.owned: Mapping[int, int] = {}
+        """Shard → epoch."""
+        self._engine = engine
+        self._sql = statements("holdfast.outbox", engine.dialect.name)
+        self._clock = clock
+        self._renewed = float("-inf")
+        self._seeded = False
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the leases surely last, counted from before they were asked for."""
+        return self._renewed + self.terms.seconds - self._clock.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to renew."""
+        return self.remaining < self.terms.seconds * 2 / 3
+
+    def renew(self) -> None:
+        """Stay alive, give up what exceeds our share, take what is free; one transaction.
+
+        Call it with nothing in flight: shards may change hands here.
+        """
+        asked = self._clock.monotonic()
+        with self._engine.begin() as db:
+            if not self._seeded:
+                require_tables(db)
+                db.execute(self._sql["seed"], {"last": SHARDS - 1})
+            self.owned = self._share(db)
+        self._seeded = True
+        self._renewed = asked
+
+    def _share(self, db: Connection) -> Mapping[int, int]:
+        terms, me = self.terms, {"me": self.me}
+        who = {**me, "ttl": terms.seconds, "engine": terms.engine, "host": socket.gethostname()}
+        db.execute(self._sql["greet"], who)
+        peers = db.execute(self._sql["peers"], {"engine": terms.engine}).scalar_one()
+        quota = SHARDS if terms.exclusive else -(-SHARDS // max(peers, 1))
+        free = db.execute(self._sql["claim"], {**me, "quota": quota}).scalars().all()
+        if terms.exclusive and len(free) < SHARDS:
+            free = []  # all or nothing: somebody else is at work
+        listed = self.listed(free)
+        db.execute(self._sql["free"], {**me, "shards": listed})
+        db.execute(self._sql["take"], {**me, "ttl": terms.seconds, "shards": listed})
+        return self._valid(db, free)
+
+    def holds(self, db: Connection) -> bool:
+        """Whether every shard is still ours under its epoch, and stays so until *db* commits."""
+        return self._valid(db, self.owned) == self.owned
+
+    def _valid(self, db: Connection, shards: Iterable[int]) -> Mapping[int, int]:
+        rows = db.execute(self._sql["guard"], {"me": self.me, "shards": self.listed(shards)})
+        return {shard: epoch for shard, epoch in rows}  # noqa: C416 - a Row is no pair to dict()
+
+    def drop(self) -> None:
+        """Forget the shards after they were lost; the next `renew` starts afresh."""
+        log.warning("relay %s lost its leases; publishing stops until they are renewed", self.me)
+        self.owned = {}
+        self._renewed = float("-inf")
+
+    def release(self) -> None:
+        """Give everything back at once, so that another relay need not wait."""
+        if not self._seeded:
+            return  # nothing was ever taken, and the tables may not be there
+        with self._engine.begin() as db:
+            db.execute(self._sql["free"], {"me": self.me, "shards": self.listed([])})
+            db.execute(self._sql["bury"], {"me": self.me})
+        self.owned = {}
+
+    def listed(self, numbers: Iterable[int]) -> str:
+        """Return *numbers* as the one text parameter that the statements take apart."""
+        text = ",".join(map(str, numbers))
+        return f"{{{text}}}" if self._engine.dialect.name == "postgresql" else text

@@ -1,0 +1,84 @@
+"""What became of a batch of rows: decisions only, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, MessageTooLarge, Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.caps import Caps
+    from holdfast.outbox.rows import Row
+    from holdfast.ports import Published
+
+Refused = tuple["Row", HoldfastError | None]
+_SPARE = 4096  # bytes that keys and CloudEvents headers are allowed for before a close look
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Which rows are done, which are to be parked, and the outage if there was one."""
+
+    done: list[int] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    """Rows with the error that the broker gave, or None for those that wait behind one."""
+    outage: HoldfastError | None = None
+
+
+def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
+    """Return what became of *rows*.
+
+    Of each key only the acknowledged prefix is done. A message that the broker refuses for
+    good is parked with what follows of its key; an outage parks nothing.
+    """
+    outcome = Outcome()
+    if all(result.error is None for result in results):
+        outcome.done = [row.seq for row in rows]
+        return outcome
+    stuck: set[tuple[str, str]] = set()
+    blocked: set[tuple[str, str]] = set()
+    for row, result in zip(rows, results, strict=True):
+        error, key = result.error, None if row.key is None else (row.topic, row.key)
+        if key in stuck:
+            continue
+        if error is None and key not in blocked:
+            outcome.done.append(row.seq)
+        elif error is None or error.remedy in (Remedy.FIX, Remedy.DEAD_LETTER):
+            outcome.refused.append((row, error))
+            if key is not None:
+                blocked.add(key)
+        else:
+            outcome.outage = outcome.outage or error
+            if key is not None:
+                stuck.add(key)
+    return outcome
+
+
+def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]:
+    """Return the rows to publish, and those that the broker would refuse for their size.
+
+    Found before anything is sent, so that nothing of the same key overtakes them.
+    """
+    limit = caps.max_message
+    if limit is None or not any(_may_exceed(row, limit) for row in rows):
+        return list(rows), []
+    fine: list[Row] = []
+    refused: list[Refused] = []
+    blocked: set[tuple[str, str]] = set()
+    for row in rows:
+        key = None if row.key is None else (row.topic, row.key)
+        size = len(row.payload or b"") + len(row.headers.encode()) + len((row.key or "").encode())
+        if size > limit or key in blocked:
+            refused.append((row, MessageTooLarge(size, limit) if size > limit else None))
+            if key is not None:
+                blocked.add(key)
+        else:
+            fine.append(row)
+    return fine, refused
+
+
+def _may_exceed(row: Row, limit: int) -> bool:
+    return len(row.payload or b"") + len(row.headers) + _SPARE > limit

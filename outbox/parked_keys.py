@@ -1,0 +1,200 @@
+"""The operator's side of parked keys: look, edit, release, skip; each act is audited."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import case, delete, func, select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import ConfigurationError
+from holdfast.outbox.audit import Audit, Warrant, in_utc
+from holdfast.outbox.difference import changes, digest
+from holdfast.outbox.parked_event import Edit, NotParked, ParkedEvent, ParkedKey
+from holdfast.outbox.parking import BEHIND, REFUSED, RELEASED
+from holdfast.outbox.rows import header_values, wire_headers
+from holdfast.outbox.schema import parked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.engine import Connection, Engine, RowMapping
+
+_LISTED = 1000  # numbers of events kept in one audit entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which parked events are meant: named ones, those of a key, or those of a topic."""
+
+    events: tuple[str, ...] = ()
+    """Sequence numbers or ids."""
+    topic: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None and self.topic is None:
+            raise ConfigurationError("a key belongs to a topic: give --topic as well")
+        if bool(self.events) == (self.topic is not None):
+            raise ConfigurationError("name the events, or give --topic and perhaps --key")
+
+    @property
+    def subject(self) -> str:
+        """How the audit trail names it."""
+        if self.topic is None:
+            return ", ".join(self.events)
+        return self.topic if self.key is None else f"{self.topic}/{self.key}"
+
+    def where(self) -> list[ColumnElement[bool]]:
+        """Return the conditions on the table."""
+        if self.topic is None:
+            return [_named(self.events)]
+        conditions = [parked.c.aggregatetype == self.topic]
+        return conditions if self.key is None else [*conditions, parked.c.aggregateid == self.key]
+
+
+class ParkedKeys:
+    """What an operator can see and do about events that the broker refused.
+
+    Only refused events are changed here, and the relay never touches a refused one: no
+    act can cross with a publish under way. Each act commits together with its audit entry.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._engine = engine
+        self._audit = Audit(engine, clock=clock)
+
+    def keys(self, *, topic: str | None = None, limit: int = 100) -> list[ParkedKey]:
+        """Return the keys that wait, the longest waiting first."""
+        names = (parked.c.aggregatetype, parked.c.aggregateid)
+        grouped = (
+            select(
+                *names,
+                *(func.sum(case((parked.c.state == state, 1), else_=0)) for state in _STATES),
+                func.min(parked.c.parked_at),
+                func.min(case((parked.c.state == REFUSED, parked.c.seq))),
+            )
+            .group_by(*names)
+            .order_by(func.min(parked.c.seq))
+            .limit(limit)
+        )
+        if topic is not None:
+            grouped = grouped.where(parked.c.aggregatetype == topic)
+        with self._engine.connect() as db:
+            rows = db.execute(grouped).all()
+            errors = self._errors(db, [row[-1] for row in rows if row[-1] is not None])
+        return [
+            ParkedKey(
+                topic=topic, key=key, refused=int(refused), behind=int(behind),
+                released=int(released), since=in_utc(since), first=first,
+                error=errors.get(first),
+            )
+            for topic, key, refused, behind, released, since, first in rows
+        ]  # fmt: skip
+
+    def _errors(self, db: Connection, seqs: list[int]) -> dict[int | None, str | None]:
+        rows = db.execute(select(parked.c.seq, parked.c.error).where(parked.c.seq.in_(seqs)))
+        return dict(rows.tuples().all())
+
+    def events(self, selection: Selection, *, limit: int = 100) -> list[ParkedEvent]:
+        """Return the selected events in their order."""
+        found = select(parked).where(*selection.where()).order_by(parked.c.seq).limit(limit)
+        with self._engine.connect() as db:
+            return [_event(row) for row in db.execute(found).mappings()]
+
+    def release(self, selection: Selection, warrant: Warrant) -> int:
+        """Let the selected refused events go: the relay publishes them and what waits behind.
+
+        The order of each key holds. Return how many were released.
+        """
+        refused = (*selection.where(), parked.c.state == REFUSED)
+        with self._engine.begin() as db:
+            found = select(parked.c.seq).where(*refused).order_by(parked.c.seq).with_for_update()
+            seqs = db.execute(found).scalars().all()
+            if not seqs:
+                raise NotParked(f"nothing refused is parked under {selection.subject}")
+            db.execute(update(parked).where(*refused).values(state=RELEASED))
+            detail = {"events": len(seqs), "seqs": list(seqs[:_LISTED])}
+            self._audit.record(db, warrant, "release", selection.subject, detail)
+        return len(seqs)
+
+    def skip(self, event: str, warrant: Warrant) -> ParkedEvent:
+        """Discard one refused event for good; what waits behind it then flows by itself."""
+        with self._engine.begin() as db:
+            found = self._refused(db, event)
+            db.execute(delete(parked).where(parked.c.seq == found.seq))
+            detail = {**_identity(found), "payload_sha256": digest(found.payload)}
+            self._audit.record(db, warrant, "skip", found.subject, detail)
+        return found
+
+    def edit(self, event: str, edit: Edit, warrant: Warrant) -> ParkedEvent:
+        """Change the content of one refused event; it stays parked until it is released."""
+        with self._engine.begin() as db:
+            found = self._refused(db, event)
+            payload, headers = edit.apply(found)
+            new = {"payload": payload, "headers": header_values(headers)}
+            db.execute(update(parked).where(parked.c.seq == found.seq).values(**new))
+            names = {name for name, _ in set(headers) ^ set(found.headers)}
+            detail = {
+                **_identity(found),
+                "payload_sha256": {"before": digest(found.payload), "after": digest(payload)},
+                "payload_changes": changes(found.payload, payload),
+                "headers_changed": sorted(names),
+            }
+            self._audit.record(db, warrant, "edit", found.subject, detail)
+            return self._refused(db, event)
+
+    def _refused(self, db: Connection, event: str) -> ParkedEvent:
+        found = select(parked).where(_named([event])).with_for_update()
+        row = db.execute(found).mappings().first()
+        if row is None:
+            raise NotParked(f"no event {event} is parked: see  holdfast outbox parked list")
+        if row["state"] == BEHIND:
+            raise NotParked(
+                f"event {event} was not refused, it waits behind one of its key: "
+                "release, edit or skip that one"
+            )
+        if row["state"] == RELEASED:
+            raise NotParked(f"event {event} is released already: the relay is publishing it")
+        return _event(row)
+
+
+_STATES = (REFUSED, BEHIND, RELEASED)
+
+
+def _named(events: Sequence[str]) -> ColumnElement[bool]:
+    seqs = [int(event) for event in events if event.isascii() and event.isdigit()]
+    ids = [_uuid(event) for event in events if not (event.isascii() and event.isdigit())]
+    return parked.c.seq.in_(seqs) | parked.c.id.in_(ids)
+
+
+def _uuid(text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{text!r} names no event: use its number or its id from  holdfast outbox parked show"
+        ) from error
+
+
+def _event(row: RowMapping) -> ParkedEvent:
+    return ParkedEvent(
+        seq=row["seq"],
+        id=str(row["id"]),
+        topic=row["aggregatetype"],
+        key=row["aggregateid"],
+        type=row["type"],
+        state=row["state"],
+        error=row["error"],
+        parked_at=in_utc(row["parked_at"]),
+        payload=row["payload"],
+        headers=wire_headers(msgspec.json.encode(row["headers"]).decode()),
+    )
+
+
+def _identity(event: ParkedEvent) -> dict[str, Any]:
+    return {"seq": event.seq, "id": event.id, "topic": event.topic, "key": event.key}

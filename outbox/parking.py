@@ -1,0 +1,158 @@
+"""Parked keys: what the broker refuses waits aside, in order, and the rest flows on."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import bindparam, delete, exists, func, insert, select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import HoldfastError, Transient
+from holdfast.outbox.outcome import precheck, sort_out
+from holdfast.outbox.rows import Row, staged
+from holdfast.outbox.schema import outbox, parked
+from holdfast.sql import statements
+from holdfast.urls import mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.outbox.leases import Leases
+    from holdfast.ports import Sink
+
+log = logging.getLogger("holdfast.outbox")
+
+REFUSED, BEHIND, RELEASED = "refused", "behind", "released"
+_LOOK_SECONDS, _MOST = 0.5, 1000
+_COPIED = [column.name for column in outbox.columns]
+
+
+class Parking:
+    """The relay's side of parked keys; every write is guarded by the leases.
+
+    Only the owner of a key's shard parks or drains it, so the order within the key holds:
+    first what is parked, by `seq`, then what is still in the outbox.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._keys: set[tuple[str, str]] = set()
+        self._looked = float("-inf")
+
+    def refresh(self, leases: Leases, sink: Sink) -> int:
+        """Learn which keys are parked; publish what was released and return how many went."""
+        now = self._clock.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return 0
+        with self._engine.connect() as db:
+            released = self._released(db, leases)
+        published = self._publish(leases, sink, released)
+        with self._engine.connect() as db:
+            keys = select(parked.c.aggregatetype, parked.c.aggregateid).distinct()
+            rows = db.execute(keys.where(parked.c.aggregateid.is_not(None)))
+            self._keys = {(topic, key) for topic, key in rows}
+        if len(released) < _MOST:
+            self._looked = now
+        return published
+
+    def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Return the rows to publish and those that wait behind a parked one of their key."""
+        if not self._keys:
+            return list(rows), []
+        behind = [row for row in rows if row.key is not None and (row.topic, row.key) in self._keys]
+        held = {row.seq for row in behind}
+        return [row for row in rows if row.seq not in held], behind
+
+    def park(self, leases: Leases, rows: Sequence[Row]) -> int:
+        """Move *rows* behind the parked rows of their keys."""
+        return self._move(leases, [(row, None) for row in rows])
+
+    def refuse(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> int:
+        """Move *rows* aside: those with an error were refused, the others wait behind."""
+        for row, error in rows:
+            if error is not None:
+                log.error(
+                    "outbox event %s to %s (key %r) is parked: %s",
+                    row.id, row.topic, row.key, mask(str(error)),
+                )  # fmt: skip
+        return self._move(leases, rows)
+
+    def _move(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> int:
+        if not rows:
+            return 0
+        seqs = [row.seq for row, _ in rows]
+        with self._engine.begin() as db:
+            if not leases.holds(db):
+                leases.drop()
+                raise Transient("the relay's leases ran out before parking; nothing was moved")
+            there = outbox.c.seq == bindparam("at")
+            source = select(
+                *(outbox.c[name] for name in _COPIED),
+                bindparam("why", type_=parked.c.error.type),
+                bindparam("now", type_=parked.c.parked_at.type),
+                bindparam("how", type_=parked.c.state.type),
+            ).where(there)
+            copy = insert(parked).from_select([*_COPIED, "error", "parked_at", "state"], source)
+            now = self._clock.now()
+            for row, error in rows:
+                why = None if error is None else mask(str(error))[:2000]
+                how = BEHIND if error is None else REFUSED
+                db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
+            db.execute(
+                statements("holdfast.outbox", self._engine.dialect.name)["delete"],
+                {"seqs": leases.listed(seqs)},
+            )
+        self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
+        return len(rows)
+
+    def _released(self, db: Connection, leases: Leases) -> list[Row]:
+        """Return what may go in our shards: of each key, all before the first still refused."""
+        ahead = parked.alias("ahead")
+        held = exists().where(
+            ahead.c.aggregatetype == parked.c.aggregatetype,
+            ahead.c.aggregateid == parked.c.aggregateid,
+            ahead.c.state == REFUSED,
+            ahead.c.seq < parked.c.seq,
+        )
+        ours = parked.c.shard.in_(list(leases.owned))
+        columns = (
+            parked.c.seq, parked.c.shard, parked.c.aggregatetype, parked.c.aggregateid,
+            parked.c.payload, parked.c.headers, parked.c.id, parked.c.type,
+        )  # fmt: skip
+        free = select(*columns).where(ours, parked.c.state != REFUSED, ~held)
+        found = db.execute(free.order_by(parked.c.seq).limit(_MOST)).all()
+        return [Row(*row[:5], _as_text(row[5]), str(row[6]), row[7]) for row in found]
+
+    def _publish(self, leases: Leases, sink: Sink, rows: Sequence[Row]) -> int:
+        if not rows:
+            return 0
+        rows, refused = precheck(rows, sink.caps)
+        outcome = sort_out(rows, sink.publish([staged(row) for row in rows]))
+        with self._engine.begin() as db:
+            if not leases.holds(db):
+                leases.drop()
+                raise Transient("the relay's leases ran out; released events stay parked")
+            if outcome.done:
+                db.execute(delete(parked).where(parked.c.seq.in_(outcome.done)))
+            for row, error in (*refused, *outcome.refused):
+                if error is not None:
+                    log.error("released event %s is refused again: %s", row.id, mask(str(error)))
+                    again = {"state": REFUSED, "error": mask(str(error))[:2000]}
+                    db.execute(update(parked).where(parked.c.seq == row.seq).values(**again))
+        if outcome.outage is not None:
+            raise outcome.outage
+        return len(outcome.done)
+
+    def count(self) -> int:
+        """Return how many events are parked."""
+        with self._engine.connect() as db:
+            return db.execute(select(func.count()).select_from(parked)).scalar_one()
+
+
+def _as_text(headers: Iterable[object]) -> str:
+    return msgspec.json.encode(headers).decode()

@@ -1,0 +1,47 @@
+-- name: seed
+INSERT INTO holdfast_outbox_shard (shard, owner, until, epoch)
+SELECT n, NULL, 0, 0 FROM generate_series(0, :last) AS n ON CONFLICT DO NOTHING
+-- name: greet
+INSERT INTO holdfast_outbox_relay (id, until, engine, host)
+VALUES (:me, extract(epoch FROM clock_timestamp()) + :ttl, :engine, :host)
+ON CONFLICT (id) DO UPDATE SET until = excluded.until
+-- name: bury
+DELETE FROM holdfast_outbox_relay
+WHERE id = :me OR until < extract(epoch FROM clock_timestamp())
+-- name: peers
+SELECT count(*) FROM holdfast_outbox_relay
+WHERE until >= extract(epoch FROM clock_timestamp()) AND engine = :engine
+-- name: claim
+SELECT shard FROM holdfast_outbox_shard
+WHERE owner = :me OR owner IS NULL OR until < extract(epoch FROM clock_timestamp())
+ORDER BY (owner = :me) DESC NULLS LAST, shard LIMIT :quota FOR UPDATE SKIP LOCKED
+-- name: take
+UPDATE holdfast_outbox_shard
+SET epoch = epoch + CASE WHEN owner = :me THEN 0 ELSE 1 END,
+    owner = :me, until = extract(epoch FROM clock_timestamp()) + :ttl
+WHERE shard = ANY (CAST(:shards AS smallint[]))
+-- name: free
+UPDATE holdfast_outbox_shard SET owner = NULL, until = 0
+WHERE owner = :me AND NOT shard = ANY (CAST(:shards AS smallint[]))
+-- name: guard
+SELECT shard, epoch FROM holdfast_outbox_shard
+WHERE owner = :me AND until > extract(epoch FROM clock_timestamp())
+AND shard = ANY (CAST(:shards AS smallint[])) FOR SHARE
+-- name: read
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox
+WHERE seq > :after AND shard = ANY (CAST(:shards AS smallint[]))
+ORDER BY seq LIMIT :most
+-- name: read_all
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox WHERE seq > :after ORDER BY seq LIMIT :most
+-- name: delete
+DELETE FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[]))
+-- name: next_due
+SELECT min(due) - extract(epoch FROM clock_timestamp()) FROM holdfast_outbox_delayed
+-- name: key_lock
+SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))
+-- name: now
+SELECT extract(epoch FROM clock_timestamp()) AS now

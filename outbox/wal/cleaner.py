@@ -1,0 +1,142 @@
+"""Deleting the rows that were published: batched, guarded by the lease, a little behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.wal.visibility import Snapshot
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.clock import Clock
+    from holdfast.outbox.leases import Leases
+
+EVERY_SECONDS, EVERY_ROWS = 0.1, 2000
+_MOST_ROWS = 20_000
+_POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Rows that were published, and the transactions that wrote them."""
+
+    seqs: Sequence[int]
+    xids: Sequence[int]
+
+
+class Cleaner:
+    """Deletes in a thread of its own; a relay whose lease ran out deletes nothing.
+
+    The stream can be ahead of the table: a commit is in the log a moment before others see
+    its rows. What cannot be seen yet is kept and deleted later.
+    """
+
+    def __init__(
+        self, engine: Engine, leases: Leases, ended: Callable[[], None], *, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._leases = leases
+        self._ended = ended
+        self._clock = clock
+        self._sql = statements("holdfast.outbox", "postgresql")
+        self._snapshot = statements("holdfast.outbox.wal", "postgresql")["snapshot"]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-clean")
+        self._waiting: list[Done] = []
+        self._rows = 0
+        self._work: list[Done] = []
+        self._running: Future[list[Done]] | None = None
+        self._began = clock.monotonic()
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much waits that publishing must."""
+        return self._rows > _MOST_ROWS
+
+    def add(self, seqs: Sequence[int], xids: Sequence[int]) -> None:
+        """Delete *seqs* soon; the numbers of what has no row are negative and left out."""
+        own = [seq for seq in seqs if seq > 0]
+        if own:
+            self._waiting.append(Done(own, xids))
+            self._rows += len(own)
+
+    def work(self) -> None:
+        """Start the next deletion if it is time; raise what the last one ran into."""
+        if self._running is not None:
+            if not self._running.done():
+                return
+            self._collect()
+        late = self._clock.monotonic() - self._began
+        if self._waiting and (self._rows >= EVERY_ROWS or late >= EVERY_SECONDS):
+            self._start()
+
+    def settle(self) -> None:
+        """Return once no deletion is running."""
+        if self._running is not None:
+            self._collect()
+
+    def flush(self, seconds: float) -> None:
+        """Delete everything, but give up on what cannot be seen within *seconds*."""
+        until = self._clock.monotonic() + seconds
+        self.settle()
+        while self._waiting:
+            self._start()
+            self._collect()
+            if self._waiting:
+                if self._clock.monotonic() >= until:
+                    return
+                self._clock.sleep(_POLL_SECONDS)
+
+    @property
+    def unfinished(self) -> set[int]:
+        """Rows that were published and are still there."""
+        return {seq for done in self._waiting for seq in done.seqs}
+
+    def forget(self) -> None:
+        """Drop what waits: the rows belong to another relay now."""
+        if (running := self._running) is not None:
+            self._running = None
+            running.exception()
+        self._waiting, self._rows = [], 0
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        self._began = self._clock.monotonic()
+        work, self._waiting, self._rows = self._waiting, [], 0
+        self._work = work
+        self._running = self._thread.submit(self._delete, work)
+        self._running.add_done_callback(lambda _: self._ended())
+
+    def _collect(self) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            left = running.result()
+        except BaseException:
+            left = self._work
+            raise
+        finally:
+            self._waiting[:0] = left
+            self._rows = sum(len(done.seqs) for done in self._waiting)
+
+    def _delete(self, work: list[Done]) -> list[Done]:
+        """Delete the rows of *work* that can be seen; return the rest."""
+        with self._engine.begin() as db:
+            if not self._leases.holds(db):
+                raise LeaseLost
+            seen = Snapshot.parse(db.execute(self._snapshot).scalar_one())
+            ready = [done for done in work if seen.sees_all(done.xids)]
+            seqs = [seq for done in ready for seq in done.seqs]
+            if seqs:
+                db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+        return [done for done in work if done not in ready] if len(ready) < len(work) else []

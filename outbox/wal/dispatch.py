@@ -1,0 +1,119 @@
+"""From rows to the broker: one batch at a time, each row done, parked or tried again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.errors import DependencyDown, HoldfastError, Transient
+from holdfast.outbox.engine import Step
+from holdfast.outbox.outcome import precheck, sort_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.outbox.leases import Leases
+    from holdfast.outbox.outcome import Refused
+    from holdfast.outbox.rows import Row
+    from holdfast.outbox.wal.cleaner import Cleaner
+    from holdfast.outbox.wal.courier import Courier
+    from holdfast.outbox.wal.intake import Batch
+    from holdfast.outbox.wal.parking import WalParking
+    from holdfast.ports import Sink
+
+
+class Dispatch:
+    """Holds at most one batch; the next one waits until all of it is published or parked.
+
+    An outage keeps the rows that it hit, in their order, and sends them again first.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        courier: Courier,
+        leases: Leases,
+        parking: WalParking,
+        cleaner: Cleaner,
+    ) -> None:
+        self.finished = 0
+        """How far the batches finished so far reach."""
+        self.outage: HoldfastError | None = None
+        """Why the batch has to be sent again."""
+        self._sink = sink
+        self._courier = courier
+        self._leases = leases
+        self._parking = parking
+        self._cleaner = cleaner
+        self._batch: Batch | None = None
+        self._rows: list[Row] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is in hand."""
+        return self._batch is not None or self._courier.busy
+
+    @property
+    def ready(self) -> bool:
+        """Whether `advance` would do something now."""
+        return self._courier.back or (self._batch is not None and not self._courier.busy)
+
+    def start(self, batch: Batch) -> Step:
+        """Take *batch* in hand; only when not busy."""
+        self._batch, self._rows = batch, batch.rows
+        return self._send()
+
+    def advance(self) -> Step:
+        """Settle what came back, or send again what an outage hit."""
+        if self._courier.back:
+            return self._settle()
+        if self._batch is not None and not self._courier.busy:
+            return self._send()
+        return Step()
+
+    def _send(self) -> Step:
+        rows, behind = self._parking.split(self._rows)
+        rows, refused = precheck(rows, self._sink.caps)
+        parked = self._park([*((row, None) for row in behind), *refused])
+        self._rows = rows
+        if rows:
+            self._courier.send(rows)
+        else:
+            self._end()
+        return Step(parked=parked)
+
+    def _settle(self) -> Step:
+        try:
+            rows, results = self._courier.collect()
+        except (DependencyDown, Transient) as error:
+            self.outage = error
+            return Step()
+        outcome = sort_out(rows, results)
+        if self._batch is None:  # the stream it came from is gone
+            self._cleaner.add(outcome.done, ())
+            return Step(published=len(outcome.done))
+        self._cleaner.add(outcome.done, self._batch.xids)
+        parked = self._park(outcome.refused)
+        if outcome.outage is None:
+            self._end()
+        else:
+            settled = {*outcome.done, *(row.seq for row, _ in outcome.refused)}
+            self._rows = [row for row in rows if row.seq not in settled]
+            self.outage = outcome.outage
+        return Step(published=len(outcome.done), parked=parked)
+
+    def _park(self, rows: Sequence[Refused]) -> int:
+        if not rows:
+            return 0
+        if self._batch is not None:
+            self._parking.await_visible(self._batch.xids)
+        return self._parking.refuse(self._leases, rows)
+
+    def _end(self) -> None:
+        if self._batch is not None:
+            self.finished = self._batch.upto
+        self._batch, self._rows = None, []
+
+    def detach(self) -> None:
+        """Forget the batch: its stream is gone. What is on its way is still waited for."""
+        self._batch, self._rows = None, []
+        self.finished, self.outage = 0, None

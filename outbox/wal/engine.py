@@ -1,0 +1,238 @@
+"""The WAL engine: publishes what the replication slot tells, confirms only what is published."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.database import open_database
+from holdfast.errors import ConfigurationError
+from holdfast.outbox.delays import Delays
+from holdfast.outbox.engine import Step
+from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.leases import Leases, LeaseTerms
+from holdfast.outbox.schema import outbox
+from holdfast.outbox.wal.cleaner import Cleaner
+from holdfast.outbox.wal.courier import Courier
+from holdfast.outbox.wal.dispatch import Dispatch
+from holdfast.outbox.wal.faults import SlotBusy, SlotLost
+from holdfast.outbox.wal.intake import Batch
+from holdfast.outbox.wal.opening import Opening
+from holdfast.outbox.wal.parking import WalParking
+from holdfast.outbox.wal.reading import Reading
+from holdfast.outbox.wal.slot import Slot, SlotNames
+from holdfast.outbox.wal.waker import Waker
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+    from holdfast.outbox.wal.reconcile import Reconcile
+    from holdfast.ports import Sink
+
+log = logging.getLogger("holdfast.outbox.wal")
+
+_IDLE_SECONDS = 0.05
+_BUSY_SECONDS = 0.5  # between two looks at a slot that somebody else reads
+_FLUSH_SECONDS = 1.0
+
+
+class WalEngine:
+    """PostgreSQL only: one relay reads the slot, others wait to take over.
+
+    A step is bounded: when nothing happens it returns after 50 ms. At its start, and
+    whenever the slot was lost, it publishes what the table holds and then goes on with the
+    stream, without a gap and in the order of each key. With *messages* it also publishes
+    the events of `WalOutbox`, which have no row.
+    """
+
+    name = "wal"
+
+    def __init__(
+        self,
+        database: Engine | str,
+        sink: Sink,
+        *,
+        slot: str = "holdfast_outbox",
+        publication: str = "holdfast_outbox",
+        terms: LeaseTerms | None = None,
+        batch: int = 2000,
+        messages: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if batch < 1:
+            raise ConfigurationError(f"batch={batch}: use 1 or more rows")
+        self._engine = _postgres(database)
+        self._sink = sink
+        self._clock = clock
+        self._batch = batch
+        self._messages = messages
+        terms = replace(LeaseTerms() if terms is None else terms, engine="wal", exclusive=True)
+        self._leases = Leases(self._engine, terms, clock=clock)
+        names = SlotNames(
+            slot=slot, publication=publication, tables=(outbox.name,), required=not messages
+        )
+        self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}")
+        self._waker = Waker()
+        self._parking = WalParking(self._engine, clock=clock)
+        self._delays = Delays(self._engine, clock=clock)
+        self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
+        self._courier = Courier(sink, self._waker.wake)
+        self._dispatch = Dispatch(sink, self._courier, self._leases, self._parking, self._cleaner)
+        self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
+        self._reconcile: Reconcile | None = None
+        self._reading: Reading | None = None
+
+    def step(self) -> Step:
+        """Publish what has arrived; keep lease, stream and housekeeping going meanwhile."""
+        step = self._guarded()
+        # The stream outlives an outage of the broker; what was hit is sent again first.
+        outage, self._dispatch.outage = self._dispatch.outage, None
+        if outage is not None:
+            raise outage
+        return step
+
+    def _guarded(self) -> Step:
+        try:
+            if self._leases.due:
+                self._renew()
+            if self._leases.owned:
+                return self._advance()
+        except LeaseLost:
+            self._leases.drop()
+            self._lose()
+            raise
+        except SlotBusy as error:
+            log.info("standing by: %s", error)
+            self._let_go()
+            self._opening.not_before(self._clock.monotonic() + _BUSY_SECONDS)
+            return Step(idle=True, standby=True)
+        except SlotLost as error:
+            self._let_go()
+            self._slot.discard(str(error))
+            return Step()
+        except BaseException:
+            self._let_go()
+            raise
+        self._waker.wait(_IDLE_SECONDS)
+        return Step(idle=True, standby=True)
+
+    def _renew(self) -> None:
+        # Our own deletion locks the shards' rows, which would look like another relay.
+        self._cleaner.settle()
+        had = bool(self._leases.owned)
+        self._leases.renew()
+        if had and not self._leases.owned:
+            log.warning("another relay took over; this one stands by")
+            self._lose()
+
+    def _lose(self) -> None:
+        """Stop at once: somebody else may publish now."""
+        self._let_go()
+        self._cleaner.forget()
+
+    def _let_go(self) -> None:
+        """Give up the stream; whatever was not confirmed comes again."""
+        if self._reconcile is not None:
+            self._reconcile.close()
+        if self._reading is not None:
+            self._reading.close()
+        self._reconcile = self._reading = None
+        self._dispatch.detach()
+
+    def _advance(self) -> Step:
+        if self._reading is not None:
+            return self._follow(self._reading)
+        if self._reconcile is not None:
+            return self._catch_up(self._reconcile)
+        return self._open()
+
+    def _open(self) -> Step:
+        """Get the slot and a snapshot; first settle what an earlier stream left behind."""
+        step = self._dispatch.advance()
+        if self._dispatch.busy:
+            self._waker.wait(_IDLE_SECONDS)
+        elif not self._opening.begun:
+            self._cleaner.flush(_FLUSH_SECONDS)
+            self._opening.begin()
+        else:
+            self._waker.wait(_IDLE_SECONDS)
+            self._reconcile = self._opening.result()
+        return step
+
+    def _catch_up(self, reconcile: Reconcile) -> Step:
+        """Publish the next rows of the table; after the last of them, begin to stream."""
+        step = self._dispatch.advance()
+        self._housekeep()
+        if not self._dispatch.busy:
+            if reconcile.ended:
+                self._cleaner.flush(0)
+                reconcile.close()
+                self._reconcile = None
+                self._reading = Reading(
+                    self._engine, self._slot, reconcile.covered, self._waker,
+                    batch=self._batch, messages=self._messages, clock=self._clock,
+                )  # fmt: skip
+            elif rows := reconcile.read(self._cleaner.unfinished):
+                step = _sum(step, self._dispatch.start(Batch(rows)))
+        elif not self._dispatch.ready:
+            self._waker.wait(_IDLE_SECONDS)
+        return step
+
+    def _follow(self, reading: Reading) -> Step:
+        """Collect, receive, send, confirm; wait only where none of it is possible."""
+        step = self._dispatch.advance()
+        self._housekeep()
+        received = reading.receive()
+        if not (received or step.published or step.parked or self._sendable(reading)):
+            reading.wait(_IDLE_SECONDS)
+            received = reading.receive()
+            step = self._dispatch.advance()
+        if self._sendable(reading):
+            step = _sum(step, self._dispatch.start(reading.take()))
+        reading.confirm(self._dispatch.finished)
+        idle = not (received or step.published or step.parked or self._dispatch.busy)
+        return replace(step, idle=idle and reading.caught_up)
+
+    def _sendable(self, reading: Reading) -> bool:
+        return reading.waiting and not self._dispatch.busy and not self._cleaner.behind
+
+    def _housekeep(self) -> None:
+        self._cleaner.work()
+        self._delays.move()
+        if not self._dispatch.busy:  # it publishes, too
+            self._parking.refresh(self._leases, self._sink)
+
+    def close(self) -> None:
+        """Settle the batch in flight, delete what was published, give up slot and leases."""
+        try:
+            self._opening.close()
+            while self._dispatch.busy and self._dispatch.outage is None:
+                self._dispatch.advance()
+                if not self._dispatch.ready:
+                    self._waker.wait(_IDLE_SECONDS)
+            self._cleaner.flush(_FLUSH_SECONDS)
+            if self._reading is not None:
+                self._reading.confirm(self._dispatch.finished, now=True)
+        finally:
+            self._courier.close()
+            self._cleaner.forget()
+            self._cleaner.close()
+            self._let_go()
+            self._waker.close()
+            self._leases.release()
+
+
+def _postgres(database: Engine | str) -> Engine:
+    engine = open_database(database)
+    if engine.dialect.name != "postgresql":
+        raise ConfigurationError(
+            f"the WAL engine reads PostgreSQL only, not {engine.dialect.name}: use LeaseEngine"
+        )
+    # Locks and leases must see what others committed meanwhile.
+    return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def _sum(one: Step, other: Step) -> Step:
+    return Step(published=one.published + other.published, parked=one.parked + other.parked)

@@ -1,0 +1,173 @@
+"""What has arrived from the stream and is not yet published: bounded, in commit order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.outbox.schema import outbox
+from holdfast.outbox.wal.emitted import PREFIX, row_of
+from holdfast.outbox.wal.frames import Malformed
+from holdfast.outbox.wal.pgoutput import (
+    BEGIN,
+    COMMIT,
+    EMITTED,
+    INSERT,
+    RELATION,
+    Begin,
+    Commit,
+    Emitted,
+    Relation,
+    decode,
+    inserted,
+)
+from holdfast.outbox.wal.rowform import reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.outbox.rows import Row
+    from holdfast.outbox.wal.pgoutput import Values
+    from holdfast.outbox.wal.visibility import Snapshot
+
+log = logging.getLogger("holdfast.outbox.wal")
+
+MOST_BYTES = 16 << 20
+_TABLE = outbox.name
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What the table already told: transactions that *snapshot* sees, all before *until*."""
+
+    snapshot: Snapshot
+    until: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows to publish together, and how far the stream is published once they are."""
+
+    rows: list[Row]
+    upto: int = 0
+    """Rows received before and with this batch, counted from the start of the stream."""
+    xids: list[int] = field(default_factory=list)
+    """The transactions that wrote the rows."""
+
+
+class Intake:
+    """Takes pgoutput messages, gives batches, and knows which position may be confirmed.
+
+    A position is confirmed only when every row received before it is finished: the commit
+    of a transaction covers its rows, and a keepalive covers everything sent before it.
+    """
+
+    def __init__(self, most: int, covered: Covered | None, *, messages: bool = False) -> None:
+        self.received = 0
+        """The position that the server has decoded up to, as far as we heard."""
+        self._most = most
+        self._covered = covered
+        self._messages = messages
+        self._readers: dict[bytes, Callable[[Values], Row] | None] = {}
+        self._rows: list[Row] = []
+        self._bytes = 0
+        self._xids: list[int] = []
+        self._xid: int | None = None
+        self._skip = False
+        self._count = 0
+        self._finished = 0
+        self._marks: deque[tuple[int, int]] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether to stop receiving until a batch is taken."""
+        return len(self._rows) >= self._most or self._bytes >= MOST_BYTES
+
+    @property
+    def waiting(self) -> bool:
+        """Whether rows wait to be taken."""
+        return bool(self._rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything received is finished."""
+        return self._finished == self._count
+
+    def feed(self, data: bytes) -> None:
+        """Take one pgoutput message."""
+        kind = data[0]
+        if kind == INSERT:
+            if not self._skip and (read := self._readers[data[1:5]]) is not None:
+                self._rows.append(read(inserted(data)))
+                self._count += 1
+                self._bytes += len(data)
+        elif kind == BEGIN:
+            self._begin(decode(data))  # type: ignore[arg-type]
+        elif kind == COMMIT:
+            self._commit(decode(data))  # type: ignore[arg-type]
+        elif kind == RELATION:
+            self._learn(decode(data))  # type: ignore[arg-type]
+        elif kind == EMITTED and self._messages:
+            self._emitted(decode(data))  # type: ignore[arg-type]
+
+    def _begin(self, begin: Begin) -> None:
+        self._xid = begin.xid
+        self._xids.append(begin.xid)
+        if self._covered is not None and begin.position > self._covered.until:
+            self._covered = None  # from here on nothing is old enough to be in the snapshot
+        self._skip = self._covered is not None and self._covered.snapshot.sees(begin.xid)
+
+    def _commit(self, commit: Commit) -> None:
+        self._xid = None
+        if not self._rows:
+            self._xids.clear()
+        self._mark(commit.end)
+
+    def _learn(self, relation: Relation) -> None:
+        # Of two tables with our name the publication decides which one is the outbox.
+        read = reader(relation) if relation.name == _TABLE else None
+        self._readers[relation.id.to_bytes(4)] = read
+
+    def _emitted(self, message: Emitted) -> None:
+        if message.transactional and message.prefix == PREFIX:
+            try:
+                # Never skipped: no table holds them. Negative: no row has that number.
+                row = row_of(message.content, -self._count - 1)
+            except Malformed as error:
+                log.error("a stranger's message at %X is left out: %s", message.position, error)
+                return
+            self._rows.append(row)
+            self._count += 1
+            self._bytes += len(message.content)
+
+    def keepalive(self, end: int) -> None:
+        """Note that everything before *end* was sent; inside a transaction it says nothing."""
+        if self._xid is None:
+            self._mark(end)
+
+    def _mark(self, end: int) -> None:
+        self.received = max(self.received, end)
+        if self._marks and self._marks[-1][0] == self._count:
+            self._marks[-1] = (self._count, max(end, self._marks[-1][1]))
+        else:
+            self._marks.append((self._count, end))
+
+    def take(self) -> Batch:
+        """Return everything that waits; the caller finishes it before taking more."""
+        batch = Batch(self._rows, self._count, self._xids)
+        self._rows, self._bytes = [], 0
+        self._xids = [] if self._xid is None else [self._xid]
+        return batch
+
+    def finish(self, upto: int) -> None:
+        """Note that the first *upto* rows are published or parked."""
+        self._finished = upto
+
+    def confirmed(self) -> int | None:
+        """Return the position before which everything is finished, if there is a new one."""
+        found = None
+        while self._marks and self._marks[0][0] <= self._finished:
+            found = self._marks.popleft()[1]
+        return found

@@ -1,0 +1,210 @@
+"""The replication slot and its publication: made when missing, checked before use."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy.exc import DBAPIError
+
+from holdfast.errors import ConfigurationError
+from holdfast.outbox.wal.faults import SlotBusy, translated
+from holdfast.outbox.wal.stream import replication_connection
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine, Row
+
+log = logging.getLogger("holdfast.outbox.wal")
+
+_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_OLDEST = 140000  # binary rows and logical messages came with PostgreSQL 14
+_PRIVILEGE = "42501"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotNames:
+    """What to read: the slot, the publication and the tables that belong in it."""
+
+    slot: str
+    publication: str
+    tables: tuple[str, ...]
+    publish: str = "insert"
+    required: bool = True
+    """Whether the publication must hold the tables."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.slot):
+            raise ConfigurationError(
+                f"slot={self.slot!r}: use 1 to 63 of a-z, 0-9 and _, as PostgreSQL demands"
+            )
+        if not self.publication:
+            raise ConfigurationError("publication is empty: name the publication")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The snapshot of a slot's first moment, alive as long as its connection is idle."""
+
+    connection: psycopg.Connection[Any]
+    snapshot: str
+
+    def close(self) -> None:
+        """Let the snapshot go."""
+        self.connection.close()
+
+
+class Slot:
+    """A logical slot read with pgoutput; every fault names the command that mends it."""
+
+    def __init__(self, engine: Engine, names: SlotNames, *, reader: str) -> None:
+        self.names = names
+        self._engine = engine
+        self.reader = reader
+        self._sql = statements("holdfast.outbox.wal", "postgresql")
+        self._creating: psycopg.Connection[Any] | None = None
+
+    def prepare(self) -> None:
+        """Check the server and the publication; create the publication if it is missing."""
+        with self._engine.connect() as db:
+            self._check_server(db)
+            found = db.execute(self._sql["publication"], {"name": self.names.publication}).first()
+        if found is None:
+            self._create_publication()
+        elif not found.pubinsert:
+            raise ConfigurationError(
+                f"publication {self.names.publication} leaves inserts out: run  ALTER PUBLICATION "
+                f"{self.names.publication} SET (publish = '{self.names.publish}')"
+            )
+        if self.names.required:
+            self._check_tables()
+
+    def _check_server(self, db: Connection) -> None:
+        settings = db.execute(self._sql["settings"]).one()
+        if settings.version < _OLDEST:
+            raise ConfigurationError(
+                f"PostgreSQL {settings.version // 10000} is too old for the WAL engine: use 14 or "
+                "newer, or the lease engine"
+            )
+        if settings.wal_level != "logical":
+            raise ConfigurationError(
+                f"wal_level is {settings.wal_level}: run  ALTER SYSTEM SET wal_level=logical  and "
+                "restart PostgreSQL, or use the lease engine"
+            )
+        if settings.keep == "-1":
+            log.warning(
+                "max_slot_wal_keep_size is unlimited: a relay that stays down fills the disk; "
+                "run  ALTER SYSTEM SET max_slot_wal_keep_size='10GB'  (a slot lost that way is "
+                "made anew and the table is read instead)"
+            )
+
+    def _create_publication(self) -> None:
+        names = self.names
+        name = sql.Identifier(names.publication)
+        with self._engine.connect() as db:
+            has = {t: db.execute(self._sql["table"], {"table": t}).scalar() for t in names.tables}
+        there = [table for table in names.tables if has[table]]
+        if len(there) < len(names.tables) and names.required:
+            missing = ", ".join(t for t in names.tables if t not in there)
+            raise ConfigurationError(f"table {missing} does not exist: run  holdfast db upgrade")
+        tables = sql.SQL(", ").join(sql.Identifier(*table.split(".")) for table in there)
+        clause = sql.SQL("FOR TABLE {} ").format(tables) if there else sql.SQL("")
+        command = (
+            sql.SQL(
+                "CREATE PUBLICATION {} {}WITH (publish = {}, publish_via_partition_root = true)"
+            )
+            .format(name, clause, sql.Literal(names.publish))
+            .as_string()
+        )
+        try:
+            with self._engine.begin() as db:
+                db.exec_driver_sql(command)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _PRIVILEGE:
+                raise
+            raise ConfigurationError(
+                f"this role may not create the publication; run as the owner:  {command}"
+            ) from error
+
+    def _check_tables(self) -> None:
+        with self._engine.connect() as db:
+            for table in self.names.tables:
+                where = {"name": self.names.publication, "table": table}
+                if not db.execute(self._sql["published"], where).scalar():
+                    raise ConfigurationError(
+                        f"publication {self.names.publication} lacks the table: run  ALTER "
+                        f"PUBLICATION {self.names.publication} ADD TABLE {table}"
+                    )
+
+    def ensure(self) -> Export | None:
+        """Make sure that the slot exists and can be read.
+
+        Return None if it was there already; if it was made now, the snapshot from which on
+        the stream tells everything, to be closed once it is taken over.
+        """
+        found = self._find()
+        if found is None:
+            return self._create()
+        if found.plugin != "pgoutput" or not found.ours:
+            raise ConfigurationError(
+                f"replication slot {self.names.slot} is another program's or another database's: "
+                "choose another name with slot="
+            )
+        if found.wal_status == "lost":
+            self.discard("PostgreSQL gave up what it needs (max_slot_wal_keep_size)")
+            return self._create()
+        if found.active:
+            self._oust()
+        return None
+
+    def _find(self) -> Row[Any] | None:
+        with self._engine.connect() as db:
+            return db.execute(self._sql["slot"], {"name": self.names.slot}).first()
+
+    def _create(self) -> Export:
+        """Create the slot; waits for the transactions that are running now."""
+        connection = replication_connection(self._engine.url, self.reader)
+        self._creating = connection
+        command = f"CREATE_REPLICATION_SLOT {self.names.slot} LOGICAL pgoutput EXPORT_SNAPSHOT"
+        try:
+            with translated(f"creating {self.names.slot}", self._engine.url.username or "…"):
+                row = connection.execute(command).fetchone()  # type: ignore[arg-type]
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._creating = None
+        assert row is not None  # noqa: S101 - the command always answers
+        log.info("replication slot %s begins at %s", self.names.slot, row[1])
+        return Export(connection, row[2])
+
+    def cancel(self) -> None:
+        """End a creation that waits, from another thread."""
+        if (connection := self._creating) is not None:
+            connection.cancel_safe(timeout=5)
+
+    def discard(self, why: str) -> None:
+        """Drop the slot, which cannot be read any more."""
+        log.error("replication slot %s is made anew: %s", self.names.slot, why)
+        with self._engine.begin() as db:
+            db.execute(self._sql["drop_slot"], {"name": self.names.slot})
+        if self._find() is not None:
+            raise SlotBusy(f"replication slot {self.names.slot} is lost and still in use")
+
+    def _oust(self) -> None:
+        """End a relay that lost its lease and still sits on the slot, half-open say."""
+        with self._engine.begin() as db:
+            who = {"name": self.names.slot, "me": self.reader}
+            if db.execute(self._sql["terminate_stale"], who).scalar():
+                log.warning("ended the stale reader of replication slot %s", self.names.slot)
+
+
+def drop_slot(engine: Engine, slot: str) -> bool:
+    """Drop *slot* unless it is in use: after leaving the WAL engine it would pin the log."""
+    with engine.begin() as db:
+        command = statements("holdfast.outbox.wal", "postgresql")["drop_slot"]
+        return db.execute(command, {"name": slot}).first() is not None

@@ -1,0 +1,43 @@
+-- name: settings
+SELECT current_setting('wal_level') AS wal_level,
+    CAST(current_setting('server_version_num') AS integer) AS version,
+    current_setting('max_slot_wal_keep_size') AS keep,
+    current_user AS role
+-- name: publication
+SELECT pubinsert FROM pg_publication WHERE pubname = :name
+-- name: published
+SELECT EXISTS (
+    SELECT 1 FROM pg_publication_tables AS p
+    JOIN pg_class AS c ON c.relname = p.tablename
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = p.schemaname
+    WHERE p.pubname = :name AND c.oid = to_regclass(:table)
+)
+-- name: table
+SELECT to_regclass(:table) IS NOT NULL
+-- name: slot
+SELECT plugin, database = current_database() AS ours, active, active_pid, wal_status,
+    CAST(confirmed_flush_lsn AS text) AS confirmed
+FROM pg_replication_slots WHERE slot_name = :name
+-- name: drop_slot
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+WHERE slot_name = :name AND NOT active
+-- name: terminate_stale
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
+JOIN pg_replication_slots AS s ON s.active_pid = a.pid
+WHERE s.slot_name = :name AND s.database = current_database()
+AND a.application_name LIKE 'holdfast-%' AND a.application_name <> :me
+-- name: snapshot
+SELECT CAST(pg_current_snapshot() AS text)
+-- name: log_end
+SELECT CAST(pg_current_wal_insert_lsn() AS text)
+-- name: emit
+SELECT pg_logical_emit_message(true, :prefix, CAST(:body AS bytea))
+-- name: park_emitted
+INSERT INTO holdfast_outbox_parked
+    (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)
+SELECT nextval(pg_get_serial_sequence('holdfast_outbox', 'seq')), CAST(:id AS uuid), :topic,
+    :key, :type, CAST(:payload AS bytea), CAST(:headers AS jsonb), :shard, :error, :now, :state
+WHERE NOT EXISTS (
+    SELECT 1 FROM holdfast_outbox_parked AS p WHERE p.id = CAST(:id AS uuid)
+    AND p.aggregatetype = :topic AND p.aggregateid IS NOT DISTINCT FROM CAST(:key AS varchar)
+)

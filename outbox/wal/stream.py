@@ -1,0 +1,140 @@
+"""The replication connection: frames in, confirmations out, and the wait between them."""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+from holdfast.outbox.wal.faults import translated
+from holdfast.outbox.wal.frames import DATA, HEADER, KEEPALIVE, keepalive, status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sqlalchemy.engine import URL
+
+    from holdfast.clock import Clock
+    from holdfast.outbox.wal.waker import Waker
+
+_BEAT_SECONDS = 1.0  # the server hears from us at least this often, whatever else we do
+
+
+def arguments(url: URL) -> dict[str, Any]:
+    """Return what psycopg needs to connect to the database of *url*."""
+    plain = url.translate_connect_args(database="dbname", username="user")
+    return {**url.query, **plain}
+
+
+def replication_connection(url: URL, name: str) -> psycopg.Connection[Any]:
+    """Return a connection that can replicate, called *name* in the server's views."""
+    settings = {**arguments(url), "application_name": name, "replication": "database"}
+    with translated("connecting for replication", url.username or "…"):
+        return psycopg.connect(**settings, autocommit=True, cursor_factory=psycopg.ClientCursor)
+
+
+class Stream:
+    """A slot being read. Nothing is confirmed to the server unless `confirm` was told so."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        slot: str,
+        options: Mapping[str, str],
+        *,
+        clock: Clock,
+        waker: Waker,
+    ) -> None:
+        self.confirmed = 0
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._clock = clock
+        self._waker = waker
+        self._sent = clock.monotonic()
+        self._unsent = False
+        listed = ", ".join(f"{name} '{value}'" for name, value in options.items())
+        command = f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({listed})"
+        try:
+            with translated(f"reading the replication slot {slot}"):
+                # The grammar takes no parameters; the names were checked by the caller.
+                connection.execute(command)  # type: ignore[arg-type]
+        except BaseException:
+            connection.close()
+            raise
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
+        self._selector.register(waker.descriptor, selectors.EVENT_READ)
+
+    def receive(
+        self,
+        feed: Callable[[bytes], None],
+        alive: Callable[[int], None],
+        enough: Callable[[], bool],
+    ) -> int:
+        """Pass on what has arrived, until there is *enough*; return how many messages."""
+        get, count = self._pgconn.get_copy_data, 0
+        with translated("receiving from the replication slot"):
+            while not enough():
+                size, view = get(1)
+                if size == 0:
+                    self._pgconn.consume_input()
+                    size, view = get(1)
+                if size <= 0:
+                    if size < 0:
+                        self._ended()
+                    break
+                kind = view[0]
+                if kind == DATA:
+                    feed(bytes(view[HEADER:]))
+                    count += 1
+                elif kind == KEEPALIVE:
+                    end, reply = keepalive(bytes(view))
+                    alive(end)
+                    self._unsent = self._unsent or reply
+        return count
+
+    def _ended(self) -> None:
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
+        raise psycopg.OperationalError("the server ended the stream")
+
+    def confirm(self, position: int) -> None:
+        """Let the server forget what lies before *position*; sent by the next `beat`."""
+        if position > self.confirmed:
+            self.confirmed = position
+
+    def beat(self, *, now: bool = False) -> None:
+        """Tell the server how far we are: *now*, when it asked, or when it is time."""
+        moment = self._clock.monotonic()
+        if not (now or self._unsent or moment - self._sent >= _BEAT_SECONDS):
+            return
+        with translated("confirming to the replication slot"):
+            self._pgconn.put_copy_data(status(self.confirmed, self._clock.now()))
+            self._pgconn.flush()
+        self._sent, self._unsent = moment, False
+
+    def wait(self, seconds: float) -> bool:
+        """Return as soon as something arrives or the waker is called; False after *seconds*."""
+        ready = bool(self._selector.select(seconds))
+        self._waker.clear()
+        return ready
+
+    def close(self) -> None:
+        """End the stream; the slot stays where it was confirmed."""
+        self._selector.close()
+        self._connection.close()
+
+
+def options(publication: str, *, messages: bool, binary: bool) -> dict[str, str]:
+    """Return the options of pgoutput."""
+    quoted = '"' + publication.replace('"', '""') + '"'
+    chosen = {"proto_version": "1", "publication_names": quoted.replace("'", "''")}
+    if binary:
+        chosen["binary"] = "true"
+    if messages:
+        chosen["messages"] = "true"
+    return chosen

@@ -1,0 +1,97 @@
+"""What an adapter tells the kit about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.testing.conformance.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from holdfast.ports import Broker, Listener, Source
+
+
+class Hooks:
+    """Settings and hooks of the kit; an adapter's test class overrides what it must."""
+
+    url: Any = None
+    """How another process reaches the broker: a string here, or a fixture of this name.
+
+    None, for a broker within this process: members then die by the hook `abandon`.
+    """
+    lanes: int = 4
+    """Partitions to create for a topic."""
+    exclusive: bool | None = None
+    """Whether a lane belongs to one member at a time; None: if `ordering` is PARTITION."""
+    settle_in: float = 10.0
+    """Seconds within which a redelivery or a rebalance must have happened."""
+    session: float | None = None
+    """Seconds without a poll after which a member is taken for dead, as the settings have it.
+
+    None where the broker does not notice silence.
+    """
+    quiet: float = 0.2
+    """Seconds without a delivery after which the kit believes that none will come."""
+    clock: Clock = SYSTEM_CLOCK
+    """The broker's clock, for lower bounds; a virtual one must be `auto`."""
+    source_settings: ClassVar[Mapping[str, Any]] = {}
+    """Native settings of every source; short leases and sessions make the kit quick."""
+    sink_settings: ClassVar[Mapping[str, Any]] = {}
+    """Native settings of every sink."""
+
+    @pytest.fixture
+    def broker(self) -> Broker:
+        """Return the broker under test, for a fresh or a shared server."""
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a fixture `broker` that returns the broker under test"
+        )
+
+    @pytest.fixture
+    def stage(
+        self, broker: Broker, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> Iterator[Stage]:
+        """Yield what the tests of the kit work with; everything it opens is closed after."""
+        own = type(self).url
+        url = own if own is None or isinstance(own, str) else request.getfixturevalue("url")
+        stage = Stage(self, broker, url=url, folder=tmp_path)
+        yield stage
+        stage.close()
+
+    def source(
+        self,
+        broker: Broker,
+        topics: Sequence[str],
+        *,
+        group: str,
+        listener: Listener | None = None,
+    ) -> Source:
+        """Return a new member of *group*."""
+        return broker.source(topics, group=group, listener=listener, **self.source_settings)
+
+    def abandon(self, broker: Broker, source: Source) -> None:
+        """Make *source* vanish as if its process had been killed."""
+        abandon = getattr(broker, "abandon", None)
+        if abandon is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} must set `url`, so that members can be killed with "
+                "their processes, or override `abandon`"
+            )
+        abandon(source)
+
+    def break_publishing(self, broker: Broker) -> AbstractContextManager[object] | None:
+        """Return a context in which *broker* cannot be reached; None if that cannot be made."""
+        del broker
+        return None
+
+    def dead_letters(self, broker: Broker, topic: str, group: str) -> list[bytes | None]:
+        """Return the bodies in the broker's own dead-letter place for *group*."""
+        del broker, topic, group
+        raise NotImplementedError(
+            f"{type(self).__name__} declares native_dlq and must override `dead_letters`"
+        )

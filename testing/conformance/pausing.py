@@ -1,0 +1,114 @@
+"""What pausing promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.caps import Pause
+from holdfast.errors import Unsupported
+from holdfast.message import Message
+
+if TYPE_CHECKING:
+    from holdfast.testing.conformance.recording import Member
+    from holdfast.testing.conformance.stage import Stage
+
+_KEYS = 12
+
+
+class PausingPromises:
+    """Paused lanes hand out nothing, and the member stays a member."""
+
+    def test_pause_stops_the_paused_lanes_and_no_others(self, stage: Stage) -> None:
+        """One lane with LANE, all of them with ALL; `resume` undoes it."""
+        topic = stage.topic()
+        member = stage.member(topic)
+        _publish_round(stage, topic, 1)
+        member.accept(*member.take(_KEYS))
+        lane_of = {delivery.key: delivery.lane for delivery in member.inbox}
+        owned = member.source.assignment()
+        paused = {min(lane_of.values())} if stage.caps.pause is Pause.LANE else set(owned)
+        if stage.caps.pause is Pause.NONE:
+            with pytest.raises(Unsupported):
+                member.source.pause(paused)
+            return
+        member.source.pause(paused)
+        member.inbox.clear()
+        _publish_round(stage, topic, 2)
+        expected = {key for key, lane in lane_of.items() if lane not in paused}
+        _take_keys(stage, member, expected)
+        member.idle(stage.hooks.quiet)
+        assert {delivery.key for delivery in member.inbox} == expected
+        member.source.resume(paused)
+        _take_keys(stage, member, set(lane_of))
+
+    def test_a_part_of_the_lanes_is_paused_only_as_declared(self, stage: Stage) -> None:
+        """A broker that pauses all or nothing refuses to pause some."""
+        topic = stage.topic()
+        member = stage.member(topic)
+        stage.share(topic, member)
+        owned = member.source.assignment()
+        part = {min(owned)}
+        if stage.caps.pause is Pause.LANE or (stage.caps.pause is Pause.ALL and part == owned):
+            member.source.pause(part)
+            member.source.resume(part)
+        else:
+            with pytest.raises(Unsupported):
+                member.source.pause(part)
+
+    def test_a_rebalance_does_not_resume(self, stage: Stage) -> None:
+        """Lanes that stayed, or left and came back, are still paused."""
+        topic = stage.topic()
+        member = stage.member(topic)
+        stage.share(topic, member)
+        if stage.caps.pause is Pause.NONE:
+            with pytest.raises(Unsupported):
+                member.source.pause(member.source.assignment())
+            return
+        paused = member.source.assignment()
+        member.source.pause(paused)
+        rival = stage.member(topic)
+        stage.share(topic, member, rival)
+        rival.close()
+        stage.share(topic, member)
+        _publish_round(stage, topic, 1)
+        assert not member.idle(stage.hooks.quiet)
+        member.source.resume(paused)
+        assert len(member.take(_KEYS)) == _KEYS
+
+    def test_polling_keeps_the_membership_while_all_is_paused(self, stage: Stage) -> None:
+        """Nothing is revoked or lost for longer than the broker waits for a silent member."""
+        topic = stage.topic()
+        member, rival = stage.member(topic), stage.member(topic)
+        stage.share(topic, member, rival)
+        owned = member.source.assignment()
+        if stage.caps.pause is not Pause.NONE:
+            member.source.pause(owned)
+        news = len(stage.chronicle.heard)
+        session = 0.0 if stage.hooks.session is None else stage.hooks.session
+        until = stage.clock.monotonic() + max(1.5 * session, stage.hooks.quiet)
+        while stage.clock.monotonic() < until:
+            member.poll()
+            rival.poll()
+        assert stage.chronicle.heard[news:] == []
+        assert member.source.assignment() == owned
+        rival.close()
+        if stage.caps.pause is not Pause.NONE:
+            member.source.resume(owned)
+        _publish_round(stage, topic, 1)
+        assert len(member.take(_KEYS)) == _KEYS
+
+
+def _publish_round(stage: Stage, topic: str, number: int) -> None:
+    stage.send(
+        *(Message.new(topic, b"%d of %d" % (number, n), key=b"key %d" % n) for n in range(_KEYS))
+    )
+
+
+def _take_keys(stage: Stage, member: Member, keys: set[bytes | None]) -> None:
+    stage.until(
+        lambda: keys <= {delivery.key for delivery in member.inbox},
+        member,
+        what="the lanes that are not paused go on",
+    )

@@ -1,0 +1,37 @@
+"""The suite turns red when a promise is broken on purpose."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "suite"),
+    [
+        ("acknowledge_early", f"{KIT}::test_a_living_member_takes_over_from_a_killed_one"),
+        ("skip_unfinished", "tests/unit/test_watermark.py"),
+        ("two_owners", f"{KIT}::test_two_members_share_the_work"),
+    ],
+)
+def test_a_broken_promise_is_seen(sabotage: str, suite: str) -> None:
+    """Each sabotage fails what guards the promise; without it the suite passes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qx", "-p", f"tests.sabotage.{sabotage}", suite],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"\d+ failed", done.stdout), done.stdout

@@ -1,0 +1,152 @@
+"""One run of the checker: writers, relays, kills and restarts, then the verdict."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from select import select as select_
+from typing import TYPE_CHECKING
+
+from sqlalchemy import insert, select
+
+from holdfast import BrokerDown
+from holdfast.brokers import connect
+from holdfast.database import open_database
+from holdfast.outbox import create_tables
+from holdfast.outbox.schema import outbox
+from holdfast.testing import wait_until
+from tests.checker.verdict import Verdict, judge
+from tests.checker.writer import KEYS, TOPIC, counter, metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to put under strain, and how."""
+
+    database: str
+    broker: str
+    engine: str = "lease"
+    writers: int = 3
+    relays: int = 2
+    seconds: float = 5.0
+    lease: float = 0.5
+    sabotage: str = ""
+    faults: list[Callable[[], None]] = field(default_factory=list)
+    """Restarts of servers, spread over the run."""
+
+    def go(self) -> Verdict:
+        """Run it and judge what reached the broker."""
+        self._prepare()
+        writers = [
+            _child("writer.py", self.database, f"w{n}", str(self.seconds))
+            for n in range(self.writers)
+        ]
+        relays = [self._relay() for _ in range(self.relays)]
+        try:
+            self._strain(writers, relays)
+            for writer in writers:
+                writer.wait(60)
+            self._drain(relays)
+        finally:
+            for process in (*writers, *relays):
+                _end(process)
+        return judge(self._committed(), self._stored())
+
+    def _prepare(self) -> None:
+        engine = open_database(self.database)
+        create_tables(engine)
+        metadata.create_all(engine)
+        with engine.begin() as db:
+            db.execute(insert(counter), [{"name": key, "n": 0} for key in KEYS])
+        engine.dispose()
+        broker = connect(self.broker)
+        broker.create_topic(TOPIC, partitions=4)
+        broker.source([TOPIC], group="checker").close()  # queues keep only what follows
+        broker.close()
+
+    def _relay(self) -> subprocess.Popen[bytes]:
+        return _child(
+            "relay.py", self.database, self.broker, self.engine, str(self.lease), self.sabotage
+        )
+
+    def _strain(
+        self, writers: list[subprocess.Popen[bytes]], relays: list[subprocess.Popen[bytes]]
+    ) -> None:
+        """Kill a relay that is at work, again and again; restart servers in between."""
+        chance = random.Random(1)
+        start, faults = time.monotonic(), list(self.faults)
+        share = self.seconds / (len(self.faults) + 1)
+        while any(writer.poll() is None for writer in writers):
+            self._kill_one(relays, chance)
+            if faults and time.monotonic() - start > share * (len(self.faults) - len(faults) + 1):
+                faults.pop(0)()
+        for fault in faults:
+            fault()
+
+    def _kill_one(self, relays: list[subprocess.Popen[bytes]], chance: random.Random) -> None:
+        working = [r for r in relays if r.stdout and select_([r.stdout], [], [], 0.05)[0]]
+        if not working:
+            return
+        victim = chance.choice(working)
+        time.sleep(chance.uniform(0, 0.1))  # pacing: a kill at a moment of no meaning
+        _end(victim)
+        relays[relays.index(victim)] = self._relay()
+
+    def _drain(self, relays: list[subprocess.Popen[bytes]]) -> None:
+        engine = open_database(self.database)
+
+        def empty() -> bool:
+            with engine.connect() as db:
+                return db.execute(select(outbox.c.seq).limit(1)).first() is None
+
+        # A sabotaged relay may never finish: then the verdict tells.
+        with suppress(AssertionError):
+            wait_until(empty, deadline=5 if self.sabotage else 45, what="the outbox drained")
+        engine.dispose()
+        for relay in relays:
+            relay.terminate()
+            relay.communicate(timeout=30)
+
+    def _committed(self) -> dict[str, int]:
+        engine = open_database(self.database)
+        with engine.connect() as db:
+            counts = {name: n for name, n in db.execute(select(counter.c.name, counter.c.n))}  # noqa: C416
+        engine.dispose()
+        return counts
+
+    def _stored(self) -> list[bytes]:
+        broker = connect(self.broker)
+        source = broker.source([TOPIC], group="checker")
+        bodies: list[bytes] = []
+        quiet, until = 0, time.monotonic() + 60
+        while quiet < 3 and time.monotonic() < until:
+            try:
+                batch = source.poll(1000, 0.5)
+                source.accept(batch)
+            except BrokerDown:
+                continue
+            bodies += [delivery.body or b"" for delivery in batch]
+            settled = bool(source.assignment()) and not any(source.lag().values())
+            quiet = quiet + 1 if settled and not batch else 0
+        source.close()
+        broker.close()
+        return bodies
+
+
+def _child(script: str, *args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(HERE / script), *args], stdout=subprocess.PIPE)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

@@ -1,0 +1,103 @@
+"""The pytest plugin: a fixture per server, private servers, and what the run says about them."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.servers.fleet import Fleet, S
+from tests.servers.kafka import Kafka
+from tests.servers.mariadb import MariaDB
+from tests.servers.nats import Nats
+from tests.servers.postgres import Postgres
+from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.redis import Redis
+
+_FLEET = pytest.StashKey[Fleet]()
+
+
+class PrivateServer(Protocol):
+    """Starts a server for one test alone, which may break it as it likes."""
+
+    def __call__(self, kind: type[S]) -> S:
+        """Return a started server of this *kind*; it is closed after the test."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the run's fleet; no server starts before a test asks for it."""
+    folder = os.environ.get("HOLDFAST_SERVER_LOGS", tempfile.gettempdir())
+    config.stash[_FLEET] = Fleet(Path(folder, f"holdfast-server-logs-{os.getpid()}"))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Name every server that ran and, after a failure, the folder of the logs."""
+    fleet = config.stash[_FLEET]
+    if exitstatus == pytest.ExitCode.OK:
+        fleet.forget_logs()
+    kept = [f"logs kept in {fleet.logs}"] if fleet.logs.exists() else []
+    if lines := fleet.report + kept:
+        terminalreporter.section("servers")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Hold the servers of this run; the shared ones close at its end."""
+    fleet = request.config.stash[_FLEET]
+    yield fleet
+    fleet.close_shared()
+
+
+@pytest.fixture
+def private_server(servers: Fleet) -> Iterator[PrivateServer]:
+    """Offer a function that starts servers for this test alone."""
+    with ExitStack() as closing:
+
+        def start(kind: type[S]) -> S:
+            server = servers.open(kind)
+            closing.callback(servers.close, server)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def postgres(servers: Fleet) -> Postgres:
+    """Share the run's PostgreSQL."""
+    return servers.shared(Postgres)
+
+
+@pytest.fixture(scope="session")
+def mariadb(servers: Fleet) -> MariaDB:
+    """Share the run's MariaDB."""
+    return servers.shared(MariaDB)
+
+
+@pytest.fixture(scope="session")
+def redis(servers: Fleet) -> Redis:
+    """Share the run's Redis."""
+    return servers.shared(Redis)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(servers: Fleet) -> RabbitMQ:
+    """Share the run's RabbitMQ."""
+    return servers.shared(RabbitMQ)
+
+
+@pytest.fixture(scope="session")
+def nats(servers: Fleet) -> Nats:
+    """Share the run's NATS with JetStream."""
+    return servers.shared(Nats)
+
+
+@pytest.fixture(scope="session")
+def kafka(servers: Fleet) -> Kafka:
+    """Share the run's Kafka."""
+    return servers.shared(Kafka)
