@@ -19,7 +19,6 @@ out = Console()
 err = Console(stderr=True)
 
 _EXCERPT = 2000
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def plain(text: str, *, lines: bool = False) -> str:
@@ -61,23 +60,6 @@ def encoded(payload: bytes | None) -> dict[str, Any]:
         return {"text": payload.decode()}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(payload).decode()}
-
-
-def duration(seconds: float) -> str:
-    """Return *seconds* in the largest unit that fits, as 3 h or 0.2 s."""
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people, as 1.5 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def print_json(value: Any) -> None:

@@ -62,6 +62,20 @@ def relay(
             help="/healthz fails when a step takes longer than this.",
         ),
     ] = 120.0,
+    slot: Annotated[
+        str, typer.Option(envvar="HOLDFAST_SLOT", help="The WAL engine's replication slot.")
+    ] = "holdfast_outbox",
+    publication: Annotated[
+        str, typer.Option(envvar="HOLDFAST_PUBLICATION", help="The WAL engine's publication.")
+    ] = "holdfast_outbox",
+    messages: Annotated[
+        bool,
+        typer.Option(
+            "--messages",
+            envvar="HOLDFAST_MESSAGES",
+            help="With the WAL engine, also publish events that were emitted without a row.",
+        ),
+    ] = False,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -89,6 +103,9 @@ def relay(
             http=http,
             drain_seconds=drain_seconds,
             stall_seconds=stall_seconds,
+            slot=slot,
+            publication=publication,
+            messages=messages,
         )
     )
     if once:

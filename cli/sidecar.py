@@ -51,6 +51,9 @@ class RelaySettings:
     http: str | None = None
     drain_seconds: float = 20.0
     stall_seconds: float = 120.0
+    slot: str = "holdfast_outbox"
+    publication: str = "holdfast_outbox"
+    messages: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
@@ -145,13 +148,16 @@ class Sidecar:
         return f", http://{endpoint.address}"
 
     def _make_engine(self) -> RelayEngine:
+        settings = self._settings
+        terms = LeaseTerms(seconds=settings.lease_seconds)
         self._sink = self._broker.sink() if self._sink is None else self._sink
         if self._is_wal:
             from holdfast.outbox.wal import WalEngine  # needs psycopg, which is an extra
 
-            return WalEngine(self._database, self._sink)
-        terms = LeaseTerms(seconds=self._settings.lease_seconds)
-        return LeaseEngine(self._database, self._sink, terms=terms, batch=self._settings.batch)
+            return WalEngine(self._database, self._sink, slot=settings.slot,
+                             publication=settings.publication, messages=settings.messages,
+                             terms=terms, batch=settings.batch)  # fmt: skip
+        return LeaseEngine(self._database, self._sink, terms=terms, batch=settings.batch)
 
     def _observe_seconds(self, seconds: float) -> None:
         self._metrics.step_seconds.observe(seconds)

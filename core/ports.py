@@ -139,7 +139,9 @@ class Source(Protocol):
         """Undo `pause`."""
         ...
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+    def seek(
+        self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
+    ) -> None:
         """Move the group to *offset*, or to the first message stored at or after *time*."""
         ...
 
@@ -156,7 +158,7 @@ class Source(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make a `poll` that waits return early. Any thread may call this."""
+        """Make a `poll` that waits, or else the next one, return early. Any thread may call it."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import case, delete, func, select, update
+from sqlalchemy import case, delete, func, literal, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
@@ -54,7 +54,9 @@ class Selection:
         if self.topic is None:
             return [_named(self.events)]
         conditions = [parked.c.aggregatetype == self.topic]
-        return conditions if self.key is None else [*conditions, parked.c.aggregateid == self.key]
+        if self.key is not None:
+            conditions += [parked.c.aggregateid == self.key, _same_length(self.key)]
+        return conditions
 
 
 class ParkedKeys:
@@ -98,7 +100,7 @@ class ParkedKeys:
 
     def _errors(self, db: Connection, seqs: list[int]) -> dict[int | None, str | None]:
         rows = db.execute(select(parked.c.seq, parked.c.error).where(parked.c.seq.in_(seqs)))
-        return dict(rows.tuples().all())
+        return {seq: error for seq, error in rows}  # noqa: C416 - a Row is not yet a pair to mypy
 
     def events(self, selection: Selection, *, limit: int = 100) -> list[ParkedEvent]:
         """Return the selected events in their order."""
@@ -170,6 +172,11 @@ def _named(events: Sequence[str]) -> ColumnElement[bool]:
     seqs = [int(event) for event in events if event.isascii() and event.isdigit()]
     ids = [_uuid(event) for event in events if not (event.isascii() and event.isdigit())]
     return parked.c.seq.in_(seqs) | parked.c.id.in_(ids)
+
+
+def _same_length(key: str) -> ColumnElement[bool]:
+    # MySQL compares without regard to spaces at the end.
+    return func.length(parked.c.aggregateid) == func.length(literal(key))
 
 
 def _uuid(text: str) -> uuid.UUID:

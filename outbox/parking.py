@@ -53,9 +53,11 @@ class Parking:
             released = self._released(db, leases)
         published = self._publish(leases, sink, released)
         with self._engine.connect() as db:
-            keys = select(parked.c.aggregatetype, parked.c.aggregateid).distinct()
-            rows = db.execute(keys.where(parked.c.aggregateid.is_not(None)))
-            self._keys = {(topic, key) for topic, key in rows}
+            key = parked.c.aggregateid
+            # MySQL takes keys for one that differ only by spaces at the end; lengths tell.
+            keys = select(parked.c.aggregatetype, key, func.length(key)).distinct()
+            rows = db.execute(keys.where(key.is_not(None)))
+            self._keys = {(topic, key) for topic, key, _ in rows}
         if len(released) < _MOST:
             self._looked = now
         return published

@@ -40,8 +40,8 @@ class Marks:
         ).fetchone()
         return bool(row == (self._member, state.epoch))
 
-    def load(self, db: sqlite3.Connection, lane: Lane, lane_id: int) -> LaneState:
-        """Return the state a new owner starts from.
+    def load(self, db: sqlite3.Connection, lane: Lane, lane_id: int, offset: float) -> LaneState:
+        """Return the state a new owner starts from; *offset* is wall clock less monotonic.
 
         What the last owner held without settling waits again, with one failure more: that
         owner died with it, since one that leaves puts everything back itself.
@@ -70,7 +70,7 @@ class Marks:
         for position, mark, due, failures, key in rows:
             state.marked = True
             if mark != DONE:
-                state.waiting[position] = Held(key, failures, due)
+                state.waiting[position] = Held(key, failures, due - offset if due else 0.0)
         return state
 
     def messages(
@@ -101,10 +101,17 @@ class Marks:
         )
 
     def wait(
-        self, db: sqlite3.Connection, state: LaneState, entries: Iterable[tuple[int, Held]]
+        self,
+        db: sqlite3.Connection,
+        state: LaneState,
+        entries: Iterable[tuple[int, Held]],
+        offset: float,
     ) -> None:
-        """Note messages to be handed out (again) once due."""
-        rows = [(self._group, state.id, o, WAITING, e.failures, e.due) for o, e in entries]
+        """Note messages to be handed out (again) once due; *offset* as for `load`."""
+        rows = [
+            (self._group, state.id, o, WAITING, e.failures, e.due + offset if e.due else 0.0)
+            for o, e in entries
+        ]
         self._upsert(db, state, rows)
 
     def fly(self, db: sqlite3.Connection, state: LaneState, offsets: Sequence[int]) -> None:
@@ -140,15 +147,19 @@ class Marks:
             (offset, offset, *where),
         )
 
-    def at_time(self, db: sqlite3.Connection, state: LaneState, moment: float) -> int:
-        """Return the offset of the first message stored at or after *moment*, else the end."""
-        (found,) = db.execute(
-            "SELECT coalesce((SELECT id - ? FROM hf_message WHERE id >= ? AND id < ?"
-            " AND stored >= ? ORDER BY id LIMIT 1),"
-            " (SELECT next FROM hf_lane WHERE id = ?))",
-            (*_ids(state.id, 0, 0, (1 << SHIFT)), moment, state.id),
+    def end(self, db: sqlite3.Connection, state: LaneState) -> int:
+        """Return the offset that the next message of the lane will get."""
+        (end,) = db.execute("SELECT next FROM hf_lane WHERE id = ?", (state.id,)).fetchone()
+        return int(end)
+
+    def at_time(self, db: sqlite3.Connection, state: LaneState, moment: float, end: int) -> int:
+        """Return the offset of the first message stored at or after *moment*, else *end*."""
+        found = db.execute(
+            "SELECT id - ? FROM hf_message WHERE id >= ? AND id < ? AND stored >= ?"
+            " ORDER BY id LIMIT 1",
+            (*_ids(state.id, 0, 0, end), moment),
         ).fetchone()
-        return int(found)
+        return end if found is None else int(found[0])
 
     def _upsert(self, db: sqlite3.Connection, state: LaneState, rows: list[Any]) -> None:
         if rows:

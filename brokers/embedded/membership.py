@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping, Sequence
 
+    from holdfast.clock import Clock
+
+_JUMP = 0.1  # a step of the wall clock by this part of a session counts as a jump
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -35,13 +39,14 @@ class Membership:
         self.member = member
         self.topics = frozenset(topics)
         self.session = session
+        self._offset: float | None = None  # wall clock less monotonic, when last seen
+        self._trust_from = float("-inf")
 
-    def look(self, db: sqlite3.Connection, now: float, mine: frozenset[Lane]) -> Verdict:
+    def look(self, db: sqlite3.Connection, clock: Clock, mine: frozenset[Lane]) -> Verdict:
         """Stay alive, bury the dead, and take what is free and should be ours."""
+        now = clock.now().timestamp()
         joined = self._stay(db, now)
-        buried = db.execute(
-            "DELETE FROM hf_member WHERE grp = ? AND expires < ?", (self.group, now)
-        ).rowcount
+        buried = self._bury(db, now, clock.monotonic())
         if joined or buried:
             self._bump(db)
         members = self._members(db)
@@ -76,6 +81,23 @@ class Membership:
             (self.group, lane_id, self.member, epoch),
         )
         self._bump(db)
+
+    def _bury(self, db: sqlite3.Connection, now: float, monotonic: float) -> int:
+        """Remove members whose time is up.
+
+        When the wall clock has jumped, all times in the table are off until their members
+        renew them, so nobody is buried for a session: a clock step is no crash.
+        """
+        offset = now - monotonic
+        if self._offset is None or abs(offset - self._offset) > _JUMP * self.session:
+            if self._offset is not None:
+                self._trust_from = monotonic + self.session
+            self._offset = offset
+        if monotonic < self._trust_from:
+            return 0
+        return db.execute(
+            "DELETE FROM hf_member WHERE grp = ? AND expires < ?", (self.group, now)
+        ).rowcount
 
     def _stay(self, db: sqlite3.Connection, now: float) -> bool:
         renewed = db.execute(

@@ -14,14 +14,14 @@ from holdfast.ports import Delivery, Lane
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from holdfast.brokers.embedded.membership import Membership, Verdict
     from holdfast.brokers.embedded.store import Session
     from holdfast.caps import Caps
     from holdfast.clock import Clock
-    from holdfast.ports import Listener
+    from holdfast.ports import Listener, Position
 
 _MOST_WAITING = 10_000  # per lane; beyond it the lane hands out nothing new
 _headers = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]]).decode
@@ -81,12 +81,10 @@ class EmbeddedSource:
             if batch := self._hand_out(limit):
                 return batch
             left = until - self._clock.monotonic()
-            if left <= 0:
+            if left <= 0 or self._wake_asked:
+                self._wake_asked = False
                 return []
             self._db.wait(self._woken, min(left, self._patience()))
-            if self._wake_asked:
-                self._wake_asked = False
-                return self._hand_out(limit)
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
@@ -95,14 +93,14 @@ class EmbeddedSource:
 
     def _patience(self) -> float:
         """Return how long nothing can happen unless somebody commits."""
-        now, mono = self._clock.now().timestamp(), self._clock.monotonic()
+        now = self._clock.monotonic()
         moments = [self._membership.session / 3]
         for state in self._lanes.values():
             due, expiry = state.next_due(), state.next_expiry()
             if due is not None and state.lane not in self._paused:
                 moments.append(max(due - now, 0.001))
             if expiry is not None:
-                moments.append(max(expiry - mono, 0.001))
+                moments.append(max(expiry - now, 0.001))
         return min(moments)
 
     def _hand_out(self, limit: int) -> list[Delivery]:
@@ -113,7 +111,7 @@ class EmbeddedSource:
         self._turn = (self._turn + 1) % len(lanes)
         lanes = lanes[self._turn :] + lanes[: self._turn]
         ends = self._ends(lanes)
-        now = self._clock.now().timestamp()
+        now = self._clock.monotonic()
         if not any(ends[s.id] > s.fetched or s.due(now, 1) for s in lanes):
             return []  # without taking the write lock: idle members do not disturb writers
         batch: list[Delivery] = []
@@ -175,7 +173,7 @@ class EmbeddedSource:
                 batch.append(self._launch(state, row, held))
         state.fetched = (rows[-1][0] & MASK) + 1
         self._marks.advance(db, state)
-        self._marks.wait(db, state, behind)
+        self._marks.wait(db, state, behind, self._offset())
 
     def _launch(self, state: LaneState, row: Row, held: Held) -> Delivery:
         message_id, key, headers, body, stored = row
@@ -241,7 +239,9 @@ class EmbeddedSource:
         state = self._owner(delivery)
         if state is None:
             return
-        due = 0.0 if delay is None else self._clock.now().timestamp() + delay
+        if delay is not None and not delay >= 0:
+            raise ConfigurationError(f"release(delay={delay}): use 0 or more seconds, or None")
+        due = 0.0 if delay is None else self._clock.monotonic() + delay
         with self._db.write() as db:
             if self._marks.owns(db, state):
                 self._put_back(db, state, [int(delivery.position)], blame=int(blame), due=due)
@@ -255,7 +255,8 @@ class EmbeddedSource:
         blame: int,
         due: float,
     ) -> None:
-        self._marks.wait(db, state, [(o, state.land(o, due, blame)) for o in offsets])
+        landed = [(o, state.land(o, due, blame)) for o in offsets]
+        self._marks.wait(db, state, landed, self._offset())
 
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Lengthen the lease of *delivery* to *seconds* from now."""
@@ -296,11 +297,10 @@ class EmbeddedSource:
 
     def _look(self) -> Verdict:
         with self._db.write() as db:
-            verdict = self._membership.look(
-                db, self._clock.now().timestamp(), frozenset(self._lanes)
-            )
+            verdict = self._membership.look(db, self._clock, frozenset(self._lanes))
             states = [
-                self._marks.load(db, lane, lane_id) for lane, lane_id in verdict.acquired.items()
+                self._marks.load(db, lane, lane_id, self._offset())
+                for lane, lane_id in verdict.acquired.items()
             ]
         self._generation = verdict.generation
         for lane in verdict.lost:
@@ -312,9 +312,9 @@ class EmbeddedSource:
             self._listener.assigned(sorted(state.lane for state in states))
         return verdict
 
-    def _give_up(self, lanes: Iterable[Lane]) -> None:
+    def _give_up(self, lanes: Collection[Lane]) -> None:
         """Let the listener settle, then put the rest back without blame and free the lanes."""
-        if self._listener is not None:
+        if self._listener is not None and lanes:
             self._listener.revoked(sorted(lanes))
         with self._db.write() as db:
             for lane in lanes:
@@ -340,7 +340,9 @@ class EmbeddedSource:
         counts = dict(self._db.read(Marks.LAG, self._membership.group))
         return {lane: counts.get(state.id, 0) for lane, state in self._lanes.items()}
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+    def seek(
+        self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
+    ) -> None:
         """Move the group in *lane*; what is handed out now becomes stale."""
         self._open()
         state = self._lanes.get(lane)
@@ -352,12 +354,13 @@ class EmbeddedSource:
         if (offset is None) == (time is None):
             raise ConfigurationError("seek takes either offset= or time=, one of them")
         with self._db.write() as db:
+            end = self._marks.end(db, state)
             if time is not None:
-                offset = self._marks.at_time(db, state, time.timestamp())
-            if offset is None or offset < 0:
-                raise ConfigurationError(f"cannot seek to offset {offset}: use 0 or more")
+                offset = self._marks.at_time(db, state, time.timestamp(), end)
+            if not isinstance(offset, int) or not 0 <= offset <= end:
+                raise ConfigurationError(f"cannot seek to offset {offset!r}: use 0 to {end}")
             self._marks.move(db, state, offset)
-            self._lanes[lane] = self._marks.load(db, lane, state.id)
+            self._lanes[lane] = self._marks.load(db, lane, state.id, self._offset())
 
     def close(self) -> None:
         """Leave the group at once; its lanes are free for others when this returns."""
@@ -370,6 +373,10 @@ class EmbeddedSource:
         finally:
             self._closed = True
             self._db.close()
+
+    def _offset(self) -> float:
+        """Return what turns a monotonic moment into wall-clock time, for the tables."""
+        return self._clock.now().timestamp() - self._clock.monotonic()
 
     def _open(self) -> None:
         if self._closed:

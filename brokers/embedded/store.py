@@ -154,10 +154,11 @@ class MemoryStore:
         self._clock = clock
         self._turn = threading.RLock()
         self._waiting: set[threading.Event] = set()
+        self._commits = 0
 
     def session(self) -> Session:
-        """Return a session; it is the store itself, which holds no state for one user."""
-        return self
+        """Return a session on the one connection."""
+        return MemorySession(self)
 
     def read(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
         """Return all rows."""
@@ -170,19 +171,40 @@ class MemoryStore:
         with self._turn, translated():
             with _transaction(self._db):
                 yield self._db
+            self._commits += 1
             for event in self._waiting:
                 event.set()
 
-    def wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait for the next commit of any session."""
+    def await_commit(self, event: threading.Event, seconds: float, seen: int) -> int:
+        """Wait for a commit after the one numbered *seen*; return the newest number."""
         with self._turn:
+            if self._commits != seen:
+                return self._commits
             self._waiting.add(event)
         self._clock.wait(event, seconds)
         with self._turn:
             self._waiting.discard(event)
+            return self._commits
 
     def close(self) -> None:
         """Keep the tables: other sessions may still use them."""
+
+
+class MemorySession:
+    """One user's view of a memory store: it knows which commits it has seen."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._seen = -1
+        self.read = store.read
+        self.write = store.write
+
+    def wait(self, event: threading.Event, seconds: float) -> None:
+        """Wait until something was committed since the last wait."""
+        self._seen = self._store.await_commit(event, seconds, self._seen)
+
+    def close(self) -> None:
+        """Nothing is held for one session."""
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class NatsBroker:
             session=settings.session,
         )
         courier = Courier(connection, clock, settings.timeout)
-        intake = Intake(connection, courier, jetstream.prefix, clock)
+        intake = Intake(connection, courier, jetstream, clock)
         membership = Membership(self._groups(jetstream), group, me, clock)
         holding = Holding(
             jetstream, intake, courier, group=group, lease=settings.lease, clock=clock

@@ -121,6 +121,8 @@ class Connection:
             known = translated(error, self._address.shown)
             if known is None:
                 raise
+            if isinstance(error, TimeoutError):
+                self.drop()  # half open, perhaps; a new one shows
             raise self._explained(known) from error
 
     def _explained(self, error: HoldfastError) -> HoldfastError:

@@ -139,6 +139,14 @@ class Holding:
             for lane, state in self.lanes.items()
         }
 
+    def end(self, lane: Lane) -> int:
+        """Return the position that the next message of the topic gets."""
+        try:
+            state = self._js.ask(f"STREAM.INFO.{token(lane.topic)}")["state"]
+        except Refusal as refusal:
+            raise refusal.translated() from refusal
+        return int(state["last_seq"]) + 1
+
     def flush(self) -> None:
         """Return once everything settled is confirmed."""
         self._courier.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from contextlib import suppress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.nats.connection import Connection
     from holdfast.brokers.nats.courier import Courier
+    from holdfast.brokers.nats.jetstream import JetStream
     from holdfast.clock import Clock
 
 _NANO = 1_000_000_000
@@ -37,6 +39,15 @@ class _Line:
     state: LaneState
     inbox: str
     subscription: Any
+    patience: float
+
+    async def drain(self, _: Client) -> None:
+        """End the subscription once everything has come that was sent by it."""
+        await asyncio.wait_for(self.subscription.drain(), self.patience)
+
+    async def cut(self, _: Client) -> None:
+        """End the subscription, whatever is on its way."""
+        await self.subscription.unsubscribe()
 
 
 class Intake:
@@ -46,10 +57,13 @@ class Intake:
     that was on its way still arriving.
     """
 
-    def __init__(self, connection: Connection, courier: Courier, prefix: str, clock: Clock) -> None:
+    def __init__(
+        self, connection: Connection, courier: Courier, jetstream: JetStream, clock: Clock
+    ) -> None:
         self._connection = connection
         self._courier = courier
-        self._prefix = prefix
+        self._prefix = jetstream.prefix
+        self._timeout = jetstream.timeout
         self._clock = clock
         self._lines: dict[int, _Line] = {}
         self._tokens = itertools.count(1)
@@ -74,7 +88,8 @@ class Intake:
                     self._connection.later(self._ring)
 
             inbox = client.new_inbox()
-            return _Line(state, inbox, await client.subscribe(f"{inbox}.*", cb=hear))
+            subscription = await client.subscribe(f"{inbox}.*", cb=hear)
+            return _Line(state, inbox, subscription, self._timeout)
 
         self._lines[token] = self._connection.run(subscribe)
 
@@ -82,7 +97,7 @@ class Intake:
         """Take nothing more in for a lane, but all that was on its way."""
         for token, line in list(self._lines.items()):
             if line.state is state:
-                self._connection.run(lambda _, line=line: line.subscription.drain())  # type: ignore[misc]
+                self._connection.run(line.drain)
                 self.absorb()
                 del self._lines[token]
 
@@ -92,7 +107,7 @@ class Intake:
             if line.state is state:
                 del self._lines[token]
                 with suppress(BrokerDown):  # then the line is gone already
-                    self._connection.run(lambda _, line=line: line.subscription.unsubscribe())  # type: ignore[misc]
+                    self._connection.run(line.cut)
 
     def ask(self, credit: int, seconds: float, paused: set[Any]) -> None:
         """Ask the server for what the lanes lack to have *credit* messages each."""

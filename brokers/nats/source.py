@@ -224,8 +224,12 @@ class NatsSource:
             raise ConfigurationError("seek takes either offset= or time=, one of them")
         if offset is not None and offset < 0:
             raise ConfigurationError(f"cannot seek to offset {offset}: use 0 or more")
-        start = offset if time is None else time.astimezone(UTC).isoformat()
-        entry = self._membership.move(lane, start)  # type: ignore[arg-type]
+        start: int | str
+        if time is not None:
+            start = time.astimezone(UTC).isoformat()
+        else:  # beyond the end is the end: nothing that is stored next may be skipped
+            start = min(offset or 0, self._holding.end(lane))
+        entry = self._membership.move(lane, start)
         if entry is None:
             raise StaleDelivery(f"{lane} belongs to another member by now")
         self._holding.move(lane, entry)

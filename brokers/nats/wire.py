@@ -8,8 +8,9 @@ The payload is the message's payload, byte for byte. Headers:
   for it must pass although the same id was stored before;
 - `content-type` and the message's own headers as they are, while all of them can be: each
   name once, of token characters and not starting with `Nats-` or `Holdfast-`, each value
-  printable text without spaces at its ends. NATS knows nothing else, so if any cannot, all of
-  them travel in `Holdfast-Headers`: a JSON array of [name, value] with values in base64, or null;
+  printable ASCII without spaces at its ends. Client libraries lose or change what is not, so if
+  any cannot, all travel in `Holdfast-Headers`: a JSON array of [name, value], values in base64
+  or null;
 - `Holdfast-Body: null` for a message without payload, which is not an empty payload.
 
 Messages of others need none of these.
@@ -109,10 +110,9 @@ def _plain(name: str, value: bytes | None) -> str | None:
     """Return *value* as text if NATS carries it as it is under *name*."""
     if value is None or not _TOKEN.fullmatch(name) or name.lower().startswith(_RESERVED):
         return None
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
+    if not value.isascii():
         return None
+    text = value.decode()
     return text if text.isprintable() and text == text.strip() else None
 
 

@@ -6,6 +6,7 @@ What there is on the broker (`:` and `%` inside a topic or group are written `%3
 |---|---|
 | exchange `<topic>` | direct; the routing key is the number of the lane |
 | stream `<topic>:lanes` | its first record, `{"partitions": n}`, says how many lanes there are |
+| queue `<topic>:creation` | exclusive; held by whoever creates the topic |
 | queue `<topic>:<group>:<lane>` | quorum, single active consumer; what a group has yet to settle |
 | queue `<topic>:<group>:<lane>:owner`, `…:members`, `…:hungry` | empty; their consumers count |
 | exchange and queue `:delay:<milliseconds>` | where delayed releases wait |

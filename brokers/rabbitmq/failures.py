@@ -28,7 +28,7 @@ class Refused(ConfigurationError):
 def no_connection(error: BaseException, parameters: Any) -> HoldfastError:
     """Return why no connection came about, given what pika made of it."""
     address = f"{parameters.host}:{parameters.port}"
-    text = mask(repr(error))
+    text = mask(repr(list(_causes(error))[-1]))
     if faults := [e for e in _causes(error) if isinstance(e, ssl.SSLError)]:
         fault = faults[0]
         return ConfigurationError(
@@ -54,6 +54,8 @@ def closed(error: BaseException) -> HoldfastError:
     """Return what the end of a channel or connection means for whoever waits on it."""
     code, text = getattr(error, "reply_code", 0), getattr(error, "reply_text", "")
     if type(error).__name__ == "ChannelClosedByBroker":
+        if "down or inaccessible" in text:  # a queue that has not yet come up after a restart
+            return BrokerDown(f"RabbitMQ is not ready: {text}")
         if code == _NOT_FOUND:
             return NotFound(text)
         if code in (_REFUSED, _LOCKED, _PRECONDITION):

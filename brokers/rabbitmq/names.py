@@ -43,6 +43,11 @@ def record(topic: str) -> str:
     return _checked(f"{_safe(topic)}:lanes")
 
 
+def creation(topic: str) -> str:
+    """Return the name of the lock that whoever creates *topic* holds."""
+    return _checked(f"{_safe(topic)}:creation")
+
+
 def lane_queue(topic: str, group: str, partition: int) -> str:
     """Return the name of *group*'s queue for one lane of *topic*."""
     return _checked(f"{_safe(topic)}:{_safe(group)}:{partition}")

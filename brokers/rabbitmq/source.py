@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Delivery, Lane, Listener
 
 _log = logging.getLogger("holdfast.brokers.rabbitmq")
+_NOT_READY = 0.2
 
 
 class RabbitSource:
@@ -227,7 +228,12 @@ class RabbitSource:
         old = self._assignment
         self._has_lost_settles |= any(inlet.is_unflushed for inlet in old.owned.values())
         old.lose(list(old.owned))
-        self._assignment = self._connect(within)
+        try:
+            self._assignment = self._connect(within)
+        except BrokerDown:
+            # Reached, but not ready: let a caller that asks again at once not do it in a spin.
+            self._clock.wait(self._ready, min(within, _NOT_READY))
+            raise
 
     def _watch(self, link: Link) -> None:
         """Leave the group once nobody has polled for too long; runs in the link's thread."""

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import math
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.control import Control
-from holdfast.brokers.rabbitmq.failures import NotFound, closed
+from holdfast.brokers.rabbitmq.failures import NotFound, Refused, closed
 from holdfast.brokers.rabbitmq.outlet import Outlet, Parcel, await_batch
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.extras import driver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.brokers.rabbitmq.link import Link
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock
 
 _log = logging.getLogger("holdfast.brokers.rabbitmq")
 _EMPTY_SECONDS = 1.0  # after which a log that has shown nothing is taken for empty
+_LOCK_PAUSE = 0.03
 _MOST_LANES = 4096
 
 
@@ -46,8 +50,6 @@ class Topology:
             if not self._settings.auto_create:
                 raise UnknownTopic(topic, "create it with broker.create_topic(), or auto_create")
             return self.create(topic, self._settings.partitions)
-        if self._settings.auto_create:  # else the right to declare may be missing
-            self.control.call("exchange_declare", exchange=topic, durable=True)
         self._known[topic] = lanes
         return lanes
 
@@ -55,19 +57,17 @@ class Topology:
         """Make sure that *topic* exists, and return how many lanes it has.
 
         Who creates it at the same time with another number loses: the log's first record
-        counts, and everybody reads it after writing.
+        counts for everybody. The exchange comes last, so a topic that has one is complete.
         """
         if not 1 <= partitions <= _MOST_LANES:
             raise ConfigurationError(f"partitions={partitions}: use 1 to {_MOST_LANES}")
         lanes = self._recorded(topic)
         if lanes is None:
-            log = names.record(topic)
-            self.control.call("queue_declare", queue=log, durable=True, arguments=names.RECORD)
-            self._propose(log, partitions)
-            lanes = self._first_record(topic, self._settings.patience)
-            if lanes is None:
-                raise BrokerDown(f"RabbitMQ does not give back what it stored in {log!r}")
-        self.control.call("exchange_declare", exchange=topic, durable=True)
+            # One at a time: RabbitMQ 3.10 drops the connection of whoever publishes to a
+            # stream that somebody else's declaration has not finished.
+            with self._alone(names.creation(topic)):
+                lanes = self._record(topic, partitions)
+                self.control.call("exchange_declare", exchange=topic, durable=True)
         self._known[topic] = lanes
         return lanes
 
@@ -114,12 +114,49 @@ class Topology:
         self._delays.clear()
 
     def _recorded(self, topic: str) -> int | None:
-        """Return the lanes of *topic*; None if it does not exist, or was never finished."""
+        """Return the lanes of *topic*; None if it does not exist, or not completely."""
+        log = names.record(topic)
         try:
-            self.control.call("queue_declare", queue=names.record(topic), passive=True)
+            self.control.call("exchange_declare", exchange=topic, passive=True)
+            self.control.call("queue_declare", queue=log, passive=True)
         except NotFound:
             return None
-        return self._first_record(topic, _EMPTY_SECONDS)
+        lanes = self._first_record(log, self._settings.patience)
+        if lanes is None:
+            raise BrokerDown(f"RabbitMQ does not show the first record of {log!r}")
+        return lanes
+
+    def _record(self, topic: str, partitions: int) -> int:
+        """Make the log, with *partitions* as its first record unless it has one."""
+        log = names.record(topic)
+        lanes = None
+        try:
+            self.control.call("queue_declare", queue=log, passive=True)
+        except NotFound:
+            self.control.call("queue_declare", queue=log, durable=True, arguments=names.RECORD)
+        else:  # somebody began and died
+            lanes = self._first_record(log, _EMPTY_SECONDS)
+        if lanes is None:
+            self._propose(log, partitions)
+            lanes = self._first_record(log, self._settings.patience)
+        if lanes is None:
+            raise BrokerDown(f"RabbitMQ does not give back what it stored in {log!r}")
+        return lanes
+
+    @contextmanager
+    def _alone(self, lock: str) -> Iterator[None]:
+        """Hold *lock*, a queue that belongs to one connection and ends with it."""
+        until = self._clock.monotonic() + self._settings.patience
+        while True:
+            try:
+                self.control.call("queue_declare", queue=lock, exclusive=True, auto_delete=True)
+                break
+            except Refused as error:
+                if self._clock.monotonic() > until:
+                    raise BrokerDown(f"another process holds {lock!r} for too long") from error
+                self._clock.sleep(_LOCK_PAUSE)
+        yield
+        self.control.call("queue_delete", queue=lock)
 
     def _propose(self, log: str, partitions: int) -> None:
         pika = driver("pika", extra="rabbitmq")
@@ -134,11 +171,11 @@ class Topology:
         if batch.refused:
             raise BrokerDown(f"RabbitMQ did not store the number of lanes in {log!r}")
 
-    def _first_record(self, topic: str, patience: float) -> int | None:
+    def _first_record(self, log: str, patience: float) -> int | None:
         answer = Answer()
-        self._link.post(partial(self._read, names.record(topic), answer), partial(_give_up, answer))
+        self._link.post(partial(self._read, log, answer), partial(_give_up, answer))
         try:
-            body = answer.get(self._clock, patience, f"the lanes of {topic!r}")
+            body = answer.get(self._clock, patience, f"the first record of {log!r}")
         except BrokerDown:
             if answer.done or not self._link.is_alive:
                 raise
@@ -148,7 +185,7 @@ class Topology:
             lanes = json.loads(body)["partitions"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{names.record(topic)!r} begins with {body[:60]!r}, which is no record of lanes: "
+                f"{log!r} begins with {body[:60]!r}, which is no record of lanes: "
                 "another application uses this name; choose another topic"
             ) from error
         return int(lanes)

@@ -70,7 +70,8 @@ for lane = 1, #KEYS / 2 do
             local page = answer and answer[1] and answer[1][2] or {}
             for _, entry in ipairs(page) do
                 entries[#entries + 1] = entry
-                for _, part in ipairs(entry[2]) do room = room - #part end
+                local fields = entry[2]
+                for i = 2, #fields, 2 do room = room - #fields[i] end
             end
             left, more = left - #page, #page == asked
         end
@@ -92,7 +93,7 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[4])) do
     redis.call('ZREM', KEYS[3], id)
     if entry then
         got[#got + 1] = entry
-        for _, part in ipairs(entry[2]) do room = room - #part end
+        for i = 2, #entry[2], 2 do room = room - #entry[2][i] end
     else
         redis.call('XACK', KEYS[1], ARGV[2], id)
         gone[#gone + 1] = id

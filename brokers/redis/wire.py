@@ -35,7 +35,9 @@ _pairs = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]]).decode
 _loose_pairs = msgspec.msgpack.Decoder(list[tuple[str, Any]]).decode
 _json = msgspec.json.Encoder().encode
 
-_KEY, _BODY, _HEADERS = b"\xa3key", b"\xa4body", b"\xa7headers"  # as cmsgpack packs them
+_NAMES = [b"\xa7headers", b"\xa4body", b"\xa3key"]  # as cmsgpack packs them
+_HEADERS, _BODY, _KEY = _NAMES
+_USUAL = 2 * len(_NAMES)
 _LONG = {0xD9: 2, 0xDA: 3, 0xDB: 5}
 
 
@@ -66,6 +68,15 @@ def unpacked(raw: msgspec.Raw) -> bytes | None:
 
 def decoded(fields: Sequence[msgspec.Raw]) -> Content:
     """Return the content of an entry; no content makes this raise."""
+    if len(fields) == _USUAL and [bytes(name) for name in fields[::2]] == _NAMES:
+        try:  # as `encoded` writes a message with key and body
+            return unpacked(fields[5]), unpacked(fields[3]), _pairs(unpacked(fields[1]) or b"")
+        except ValueError:
+            pass
+    return _decoded(fields)
+
+
+def _decoded(fields: Sequence[msgspec.Raw]) -> Content:
     key = body = packed = None
     others: list[msgspec.Raw] = []
     names = iter(fields)

@@ -22,7 +22,7 @@ from holdfast.outbox.wal.intake import Batch
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
-from holdfast.outbox.wal.slot import Slot, SlotNames
+from holdfast.outbox.wal.slot import Slot, SlotNames, default_slot
 from holdfast.outbox.wal.waker import Waker
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class WalEngine:
     A step is bounded: when nothing happens it returns after 50 ms. At its start, and
     whenever the slot was lost, it publishes what the table holds and then goes on with the
     stream, without a gap and in the order of each key. With *messages* it also publishes
-    the events of `WalOutbox`, which have no row.
+    the events of `WalOutbox`, which have no row. Slots belong to the whole server, so the
+    slot is named after the database unless *slot* says otherwise.
     """
 
     name = "wal"
@@ -54,7 +55,7 @@ class WalEngine:
         database: Engine | str,
         sink: Sink,
         *,
-        slot: str = "holdfast_outbox",
+        slot: str | None = None,
         publication: str = "holdfast_outbox",
         terms: LeaseTerms | None = None,
         batch: int = 2000,
@@ -71,7 +72,10 @@ class WalEngine:
         terms = replace(LeaseTerms() if terms is None else terms, engine="wal", exclusive=True)
         self._leases = Leases(self._engine, terms, clock=clock)
         names = SlotNames(
-            slot=slot, publication=publication, tables=(outbox.name,), required=not messages
+            slot=default_slot(self._engine) if slot is None else slot,
+            publication=publication,
+            tables=(outbox.name,),
+            required=not messages,
         )
         self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}")
         self._waker = Waker()
@@ -83,6 +87,11 @@ class WalEngine:
         self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
         self._reconcile: Reconcile | None = None
         self._reading: Reading | None = None
+
+    @property
+    def shards(self) -> int:
+        """How many shards this relay owns now: all or none."""
+        return len(self._leases.owned)
 
     def step(self) -> Step:
         """Publish what has arrived; keep lease, stream and housekeeping going meanwhile."""
@@ -163,8 +172,7 @@ class WalEngine:
 
     def _catch_up(self, reconcile: Reconcile) -> Step:
         """Publish the next rows of the table; after the last of them, begin to stream."""
-        step = self._dispatch.advance()
-        self._housekeep()
+        step = self._dispatch.advance().plus(self._housekeep())
         if not self._dispatch.busy:
             if reconcile.ended:
                 self._cleaner.flush(0)
@@ -175,22 +183,21 @@ class WalEngine:
                     batch=self._batch, messages=self._messages, clock=self._clock,
                 )  # fmt: skip
             elif rows := reconcile.read(self._cleaner.unfinished):
-                step = _sum(step, self._dispatch.start(Batch(rows)))
+                step = step.plus(self._dispatch.start(Batch(rows)))
         elif not self._dispatch.ready:
             self._waker.wait(_IDLE_SECONDS)
         return step
 
     def _follow(self, reading: Reading) -> Step:
         """Collect, receive, send, confirm; wait only where none of it is possible."""
-        step = self._dispatch.advance()
-        self._housekeep()
+        step = self._dispatch.advance().plus(self._housekeep())
         received = reading.receive()
         if not (received or step.published or step.parked or self._sendable(reading)):
             reading.wait(_IDLE_SECONDS)
             received = reading.receive()
-            step = self._dispatch.advance()
+            step = self._dispatch.advance()  # nothing was moved before
         if self._sendable(reading):
-            step = _sum(step, self._dispatch.start(reading.take()))
+            step = step.plus(self._dispatch.start(reading.take()))
         reading.confirm(self._dispatch.finished)
         idle = not (received or step.published or step.parked or self._dispatch.busy)
         return replace(step, idle=idle and reading.caught_up)
@@ -198,11 +205,12 @@ class WalEngine:
     def _sendable(self, reading: Reading) -> bool:
         return reading.waiting and not self._dispatch.busy and not self._cleaner.behind
 
-    def _housekeep(self) -> None:
+    def _housekeep(self) -> Step:
         self._cleaner.work()
         self._delays.move()
-        if not self._dispatch.busy:  # it publishes, too
-            self._parking.refresh(self._leases, self._sink)
+        if self._dispatch.busy:  # the sink is not ours to use
+            return Step()
+        return Step(published=self._parking.refresh(self._leases, self._sink))
 
     def close(self) -> None:
         """Settle the batch in flight, delete what was published, give up slot and leases."""
@@ -232,7 +240,3 @@ def _postgres(database: Engine | str) -> Engine:
         )
     # Locks and leases must see what others committed meanwhile.
     return engine.execution_options(isolation_level="READ COMMITTED")
-
-
-def _sum(one: Step, other: Step) -> Step:
-    return Step(published=one.published + other.published, parked=one.parked + other.parked)

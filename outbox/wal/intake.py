@@ -135,8 +135,8 @@ class Intake:
             try:
                 # Never skipped: no table holds them. Negative: no row has that number.
                 row = row_of(message.content, -self._count - 1)
-            except Malformed as error:
-                log.error("a stranger's message at %X is left out: %s", message.position, error)
+            except Malformed:
+                log.exception("a stranger's message at %X is left out", message.position)
                 return
             self._rows.append(row)
             self._count += 1

@@ -109,7 +109,8 @@ BEGIN, COMMIT, INSERT, RELATION, EMITTED = b"BCIRM"
 """The first byte of the messages that an outbox is made of."""
 
 _NEW, _KEY, _OLD = b"NKO"
-_NULL, _TOAST, _TEXT, _BINARY = b"nutb"
+_NULL, _TOAST = b"nu"
+_SIZED = frozenset(b"tb")  # text or binary, behind its length
 _begin = struct.Struct(">QqI")
 _commit = struct.Struct(">BQQq")
 _short = struct.Struct(">H")
@@ -166,7 +167,7 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
     add = values.append
     for _ in range(count):
         kind = data[at]
-        if kind == _BINARY or kind == _TEXT:
+        if kind in _SIZED:
             start = at + 5
             at = start + _length_at(data, at + 1)[0]
             add(data[start:at])

@@ -203,8 +203,15 @@ class Slot:
                 log.warning("ended the stale reader of replication slot %s", self.names.slot)
 
 
-def drop_slot(engine: Engine, slot: str) -> bool:
-    """Drop *slot* unless it is in use: after leaving the WAL engine it would pin the log."""
+def default_slot(engine: Engine) -> str:
+    """Return the slot's name for the database of *engine*."""
+    name = re.sub(r"[^a-z0-9_]", "_", (engine.url.database or "").lower())
+    return f"holdfast_outbox_{name}"[:63]
+
+
+def drop_slot(engine: Engine, slot: str | None = None) -> bool:
+    """Drop the slot unless it is in use: after leaving the WAL engine it would pin the log."""
+    name = default_slot(engine) if slot is None else slot
     with engine.begin() as db:
         command = statements("holdfast.outbox.wal", "postgresql")["drop_slot"]
-        return db.execute(command, {"name": slot}).first() is not None
+        return db.execute(command, {"name": name}).first() is not None

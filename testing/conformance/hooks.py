@@ -41,7 +41,11 @@ class Hooks:
     clock: Clock = SYSTEM_CLOCK
     """The broker's clock, for lower bounds; a virtual one must be `auto`."""
     source_settings: ClassVar[Mapping[str, Any]] = {}
-    """Native settings of every source; short leases and sessions make the kit quick."""
+    """Native settings of every source, which JSON can carry to another process.
+
+    Leases and sessions of about a second make the kit quick; with much shorter ones a
+    loaded machine loses messages between two polls, and the kit reports it.
+    """
     sink_settings: ClassVar[Mapping[str, Any]] = {}
     """Native settings of every sink."""
 

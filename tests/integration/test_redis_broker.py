@@ -16,6 +16,7 @@ import redis as client
 
 from holdfast.brokers.redis import RedisBroker
 from holdfast.brokers.redis.refusals import translation
+from holdfast.brokers.redis.scripts import TAKE
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic, Unsupported
 from holdfast.ids import new_id
@@ -426,6 +427,23 @@ def test_members_that_join_and_leave_at_once_never_share_a_lane(redis: Redis) ->
     assert chronicle.conflicts == []
 
 
+def test_a_leased_lane_cannot_be_taken(
+    redis: Redis, broker: RedisBroker, opened: Callable[[], Source]
+) -> None:
+    """The server decides it, for a member whose view of the group is outdated."""
+    source = opened()
+    settle_in(source, lanes=1)
+    stream, state, lease, _ = broker._keys.lane(Lane("t", 0), "g")
+    with closing(raw(redis)) as direct:
+        rival = [TAKE.sha, 3, stream, state, lease, "rival", "g", 1000, 0]
+        assert direct.evalsha(*rival) is None
+        owner = direct.hget(state, "owner")
+    assert source.poll(1, 0.0) == []
+    source.close()
+    with closing(raw(redis)) as direct:
+        assert direct.evalsha(*rival) == int(owner.split()[0]) + 1
+
+
 def test_a_newcomer_gets_its_share_while_the_others_wait_for_messages(redis: Redis) -> None:
     """Members hear of one another at once, not with their next heartbeat."""
     with closing(connect(redis.url, prefix=new_id(), session=300.0)) as broker:
@@ -438,6 +456,7 @@ def test_a_newcomer_gets_its_share_while_the_others_wait_for_messages(redis: Red
             thread.start()
             wait_until(
                 lambda: second.poll(1, 0.1) == [] and len(second.assignment()) == 2,
+                deadline=4.0,  # less than the server lets a question wait
                 what="the newcomer has its share",
             )
             first.wake()

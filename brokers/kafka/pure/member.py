@@ -61,6 +61,7 @@ class PureMember:
     ) -> list[list[Delivery]]:
         """Return what the client has, as runs of one lane each."""
         self._keep_join()
+        self._unpark()
         with translated("polling"):
             records = self._client.poll(timeout_ms=int(timeout * 1000), max_records=limit)
         if not records:
@@ -85,6 +86,16 @@ class PureMember:
             coordinator.request_rejoin()
             if not isinstance(task, _Join):
                 coordinator._join_task = _Join(task)
+
+    def _unpark(self) -> None:
+        """Make room for records set aside while their partition was paused.
+
+        kafka-python takes them up again only where it holds nothing, and takes an emptied
+        batch for something: a resumed partition could stay silent for ever.
+        """
+        fetcher = self._client._fetcher
+        if fetcher._paused_partition_records and not fetcher._next_partition_records:
+            fetcher._next_partition_records = None
 
     def _check_connection(self) -> None:
         """The client reconnects by itself and is silent about it; its caller must know."""

@@ -1,0 +1,42 @@
+-- name: privileges
+SELECT bool_and(has_table_privilege(CAST(:table AS text), trim(one))) AS all_of_them, current_user
+FROM unnest(string_to_array(:needed, ',')) AS one
+-- name: settings
+SELECT current_setting('wal_level') AS wal_level,
+    current_setting('max_slot_wal_keep_size') AS keep
+-- name: slots
+SELECT slot_name, active, active_pid, wal_status, safe_wal_size,
+    pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained
+FROM pg_replication_slots ORDER BY restart_lsn NULLS FIRST
+-- name: log_end
+SELECT CAST(pg_current_wal_lsn() AS text)
+-- name: grown
+SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), CAST(:start AS pg_lsn))
+-- name: publication
+SELECT EXISTS (SELECT 1 FROM pg_replication_slots WHERE slot_name = :slot) AS has_slot,
+    EXISTS (SELECT 1 FROM pg_publication WHERE pubname = :name) AS is_there,
+    EXISTS (
+        SELECT 1 FROM pg_publication_tables AS p
+        JOIN pg_class AS c ON c.relname = p.tablename
+        JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = p.schemaname
+        WHERE p.pubname = :name AND c.oid = to_regclass(:table)
+    ) AS has_table
+-- name: holders
+SELECT pid, usename, application_name, state, query,
+    backend_xmin IS NOT NULL AS holds_xmin,
+    extract(epoch FROM clock_timestamp() - xact_start) AS age
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+AND pid <> pg_backend_pid() AND backend_type <> 'walsender'
+AND xact_start < clock_timestamp() - make_interval(secs => :least)
+ORDER BY xact_start LIMIT :most
+-- name: prepared
+SELECT gid, extract(epoch FROM clock_timestamp() - prepared) AS age FROM pg_prepared_xacts
+WHERE prepared < clock_timestamp() - make_interval(secs => :least)
+ORDER BY prepared LIMIT :most
+-- name: bloat
+SELECT s.n_dead_tup AS dead, pg_total_relation_size(c.oid) AS bytes, c.reloptions AS options,
+    current_setting('autovacuum') AS autovacuum,
+    extract(epoch FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum)) AS vacuumed
+FROM pg_class AS c LEFT JOIN pg_stat_user_tables AS s ON s.relid = c.oid
+WHERE c.oid = to_regclass('holdfast_outbox')

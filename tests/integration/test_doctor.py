@@ -1,0 +1,301 @@
+"""The doctor names each trouble with its fix, on a database that really has it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from holdfast.brokers import connect
+from holdfast.cli.migrations import Migrations
+from holdfast.clock import SystemClock
+from holdfast.database import open_database
+from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
+from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
+from holdfast.testing import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+    from tests.servers import Postgres
+
+SLOT = "holdfast_outbox"
+QUICK = Limits(rate_seconds=0.05)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """Open an empty outbox on each kind of database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+    else:
+        url = request.getfixturevalue(request.param).database("doctored")
+    engine = open_database(url)
+    Migrations(engine).upgrade()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def pg(postgres: Postgres) -> Iterator[Engine]:
+    """Open an empty outbox on PostgreSQL, and leave no slot behind."""
+    engine = open_database(postgres.database("doctored_pg"))
+    Migrations(engine).upgrade()
+    yield engine
+    with engine.begin() as db:
+        mine = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database"
+        db.execute(text(f"{mine} = current_database()"))
+    engine.dispose()
+
+
+@contextmanager
+def relay(engine: Engine) -> Iterator[Relay]:
+    """Keep a relay at work, one step at a time."""
+    broker = connect("memory:")
+    sink = broker.sink()
+    running = Relay(LeaseEngine(engine, sink, terms=LeaseTerms(seconds=30)))
+    running.engine.step()
+    yield running
+    running.stop()
+    running.run()
+    sink.close()
+    broker.close()
+
+
+def named(findings: list[Finding], check: str) -> list[Finding]:
+    """Return the findings of one check, the worst first."""
+    return sorted((f for f in findings if f.check == check), key=lambda f: -f.severity)
+
+
+def add(engine: Engine, count: int = 1, **options: Any) -> None:
+    """Commit some events."""
+    with Session(engine) as session, session.begin():
+        for number in range(count):
+            Outbox().add(session, {"n": number}, topic="orders", key="k", **options)
+
+
+def test_a_healthy_outbox_has_no_complaint(outbox: Engine) -> None:
+    """With a relay at work and nothing waiting, everything is OK."""
+    with relay(outbox):
+        findings = Doctor(outbox, limits=QUICK).examine()
+    assert [f for f in findings if f.severity] == []
+    assert "all 64 shards are served" in named(findings, "leases")[0].text
+
+
+def test_every_complaint_comes_with_a_fix(outbox: Engine) -> None:
+    """Whatever is not OK says what to do."""
+    add(outbox)
+    strict = Limits(oldest_seconds=(0.0, 0.0), overdue_seconds=(0.0, 0.0), rate_seconds=0.01)
+    findings = Doctor(outbox, limits=strict).examine()
+    assert any(finding.severity for finding in findings)
+    assert all(finding.fix for finding in findings if finding.severity)
+
+
+def test_waiting_events_are_counted_and_dated(outbox: Engine) -> None:
+    """Backlog and age of the first event are told, and nobody at work is critical."""
+    add(outbox, 3)
+    wait_until(lambda: named(Doctor(outbox, limits=QUICK).examine(), "outbox")[0].facts[
+        "oldest_seconds"] > 0.01, what="the first event grows old")  # fmt: skip
+    strict = Limits(oldest_seconds=(0.01, 600), rate_seconds=0.01)
+    findings = Doctor(outbox, limits=strict).examine()
+    queue = named(findings, "outbox")[0]
+    assert queue.severity is Severity.WARNING
+    assert queue.facts["backlog"] == 3
+    nobody = named(findings, "relays")[0]
+    assert nobody.severity is Severity.CRITICAL
+    assert "holdfast relay" in str(nobody.fix)
+
+
+def test_delayed_events_that_nobody_moves_are_named(outbox: Engine) -> None:
+    """What is overdue shows; what is only waiting for its time does not."""
+    add(outbox, delay=3600)
+    assert named(Doctor(outbox, limits=QUICK).examine(), "delayed")[0].severity is Severity.OK
+    add(outbox, delay=0)
+    strict = Limits(overdue_seconds=(0.01, 600), rate_seconds=0.01)
+    overdue = wait_until(
+        lambda: [f for f in named(Doctor(outbox, limits=strict).examine(), "delayed") if f.severity]
+    )[0]
+    assert overdue.facts["delayed"] == 2
+    assert "has been due" in overdue.text
+
+
+def test_a_relay_that_died_is_named_with_its_host(outbox: Engine) -> None:
+    """A relay without a farewell shows, and so do the shards that nobody took over."""
+    with outbox.begin() as db:
+        db.execute(text(
+            "INSERT INTO holdfast_outbox_relay (id, until, engine, host) "
+            "VALUES ('gone', 1000, 'lease', 'pod-7')"
+        ))  # fmt: skip
+    findings = named(Doctor(outbox, limits=QUICK).examine(), "relays")
+    assert any("pod-7" in finding.text for finding in findings)
+
+
+def test_parked_keys_are_named_with_their_error(outbox: Engine, tmp_path: Path) -> None:
+    """The first parked key and the command that lists all of them."""
+    broker = connect(f"sqlite:///{tmp_path}/broker.db?max_message=100")
+    sink = broker.sink()
+    add(outbox)
+    Relay(LeaseEngine(outbox, sink)).run_once()
+    sink.close()
+    broker.close()
+    parked = named(Doctor(outbox, limits=QUICK).examine(), "parked")[0]
+    assert parked.severity is Severity.WARNING
+    assert "orders/k" in parked.text
+    assert "exceeds the limit" in parked.text
+    assert "parked list" in str(parked.fix)
+
+
+class FastClock(SystemClock):
+    """A host whose clock is five minutes ahead."""
+
+    def now(self) -> datetime:
+        """Return a time that is wrong."""
+        return datetime.now(UTC) + timedelta(minutes=5)
+
+
+def test_a_clock_that_is_off_is_named(outbox: Engine) -> None:
+    """Five minutes of skew are critical, and the direction is told."""
+    clock = named(Doctor(outbox, limits=QUICK, clock=FastClock()).examine(), "clock")[0]
+    assert clock.severity is Severity.CRITICAL
+    assert "the database is 5 min behind this host" in clock.text
+
+
+def test_missing_tables_are_critical(tmp_path: Path) -> None:
+    """Without tables there is one finding, and it names the command."""
+    engine = open_database(f"sqlite:///{tmp_path}/empty.db")
+    (finding,) = Doctor(engine).examine()
+    engine.dispose()
+    assert finding.severity is Severity.CRITICAL
+    assert "holdfast db upgrade" in str(finding.fix)
+
+
+def test_a_slot_that_pins_the_log_and_a_long_transaction_are_both_named(pg: Engine) -> None:
+    """The slot with what it keeps and for how long that can go on; the pid and its query."""
+    with pg.begin() as db:
+        db.execute(text("CREATE TABLE ledger (n int)"))
+    with pg.begin() as db:
+        db.execute(text(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')"))
+    with pg.connect() as holder:
+        pid = holder.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        holder.execute(text("INSERT INTO ledger VALUES (4711)"))
+        with pg.begin() as db:
+            db.execute(text("INSERT INTO ledger SELECT * FROM generate_series(1, 50000)"))
+        limits = Limits(
+            transaction_seconds=(0.05, 3600), retained_bytes=(1e6, 1e12), rate_seconds=0.05
+        )
+        slow = wait_until(
+            lambda: [f for f in named(Doctor(pg, limits=limits).examine(), "transactions")
+                     if f.facts.get("pid") == pid]
+        )[0]  # fmt: skip
+        findings = Doctor(pg, limits=limits).examine()
+    assert slow.severity is Severity.WARNING
+    assert "INSERT INTO ledger VALUES (4711)" in slow.text
+    assert f"pg_terminate_backend({pid})" in str(slow.fix)
+    slot = next(f for f in named(findings, "slots") if f.facts.get("slot") == SLOT)
+    assert slot.severity is Severity.WARNING
+    assert slot.facts["retained_bytes"] > 1e6
+    assert "read by nobody" in slot.text
+    assert f"pg_drop_replication_slot('{SLOT}')" in str(slot.fix)
+    assert any("max_slot_wal_keep_size" in f.text for f in named(findings, "slots"))
+
+
+def test_a_reader_that_only_looks_is_named_when_it_pins_vacuum(pg: Engine) -> None:
+    """A forgotten report in REPEATABLE READ holds xmin although it writes nothing."""
+    options = {"isolation_level": "REPEATABLE READ"}
+    with pg.connect().execution_options(**options) as reader:
+        pid = reader.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        limits = Limits(transaction_seconds=(0.02, 3600), rate_seconds=0.01)
+        found = wait_until(
+            lambda: [f for f in named(Doctor(pg, limits=limits).examine(), "transactions")
+                     if f.facts.get("pid") == pid]
+        )[0]  # fmt: skip
+    assert found.facts["holds_xmin"] is True
+    assert "idle in transaction" in found.text
+
+
+def test_a_slot_without_its_table_in_the_publication_is_critical(pg: Engine) -> None:
+    """Events would be written and never streamed."""
+    with pg.begin() as db:
+        db.execute(text(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')"))
+    missing = named(Doctor(pg, limits=QUICK).examine(), "publication")[0]
+    assert missing.severity is Severity.CRITICAL
+    assert "CREATE PUBLICATION" in str(missing.fix)
+    with pg.begin() as db:
+        db.execute(text(f"CREATE PUBLICATION {SLOT}"))
+    empty = named(Doctor(pg, limits=QUICK).examine(), "publication")[0]
+    assert empty.severity is Severity.CRITICAL
+    with pg.begin() as db:
+        db.execute(text(str(empty.fix).removeprefix("run  ")))
+    assert named(Doctor(pg, limits=QUICK).examine(), "publication")[0].severity is Severity.OK
+
+
+def test_a_role_without_privileges_is_told_what_to_grant(pg: Engine, postgres: Postgres) -> None:
+    """The grant that the finding names is enough to make it go away."""
+    with pg.begin() as db:
+        db.execute(text("DROP ROLE IF EXISTS modest"))
+        db.execute(text("CREATE ROLE modest LOGIN"))
+    modest = open_database(postgres.url.replace("postgres@", "modest@").replace(
+        "/postgres", "/doctored_pg"))  # fmt: skip
+    lacking = named(Doctor(modest, limits=QUICK).examine(), "privileges")
+    assert {f.facts["table"] for f in lacking if f.severity} >= {"holdfast_outbox"}
+    with pg.begin() as db:
+        for finding in lacking:
+            db.execute(text(str(finding.fix).removeprefix("run  ")))
+    (fine,) = named(Doctor(modest, limits=QUICK).examine(), "privileges")
+    assert fine.severity is Severity.OK
+    modest.dispose()
+    with pg.begin() as db:
+        db.execute(text("DROP OWNED BY modest"))
+        db.execute(text("DROP ROLE modest"))
+
+
+def test_dead_rows_and_a_lost_vacuum_setting_are_named(pg: Engine) -> None:
+    """Who resets the table's settings hears of it, with the statement that restores them."""
+    with pg.begin() as db:
+        db.execute(text("ALTER TABLE holdfast_outbox RESET (autovacuum_vacuum_scale_factor)"))
+    add(pg, 200)
+    with pg.begin() as db:
+        db.execute(text("DELETE FROM holdfast_outbox"))
+    limits = Limits(dead_rows=(100, 1e9), rate_seconds=0.01)
+    dead = wait_until(
+        lambda: [f for f in named(Doctor(pg, limits=limits).examine(), "vacuum")
+                 if f.facts.get("dead", 0) >= 100],
+        deadline=20,
+    )[0]  # fmt: skip
+    assert "VACUUM holdfast_outbox" in str(dead.fix)
+    reset = [f for f in Doctor(pg, limits=limits).examine() if "a share of its rows" in f.text][0]
+    with pg.begin() as db:
+        db.execute(text(str(reset.fix).removeprefix("run  ")))
+    again = Doctor(pg, limits=limits).examine()
+    assert not any("a share of its rows" in finding.text for finding in again)
+
+
+def test_the_command_exits_by_the_worst_finding(tmp_path: Path, pg: Engine) -> None:
+    """0, 1 and 2 for scripts, with the same findings as JSON."""
+    command = [Path(sys.executable).with_name("holdfast"), "doctor", "--json", "--database"]
+
+    def run(database: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
+        done = subprocess.run([*command, database, *more], capture_output=True, text=True)  # noqa: PLW1510
+        return done.returncode, json.loads(done.stdout)
+
+    code, findings = run(f"sqlite:///{tmp_path}/empty.db")
+    assert (code, findings[0]["severity"]) == (2, "critical")
+    url = pg.url.render_as_string(hide_password=False)
+    code, findings = run(url)
+    assert code == 1, findings
+    with relay(pg):
+        code, findings = run(url, "--broker", f"sqlite:///{tmp_path}/broker.db")
+    assert code == 0, [f for f in findings if f["severity"] != "ok"]
+    code, findings = run("postgresql+psycopg://user:hunter2@127.0.0.1:1/shop")
+    assert (code, findings[0]["check"]) == (2, "database")
+    assert "hunter2" not in str(findings)

@@ -1,0 +1,551 @@
+"""The WAL engine: what committed is published in order, and confirmed only then."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from holdfast.backoff import Backoff
+from holdfast.caps import Caps, Ordering, Settle
+from holdfast.errors import BrokerDown, ConfigurationError, PoisonMessage
+from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
+from holdfast.outbox.wal.slot import default_slot
+from holdfast.ports import Published
+from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.message import Message
+    from holdfast.outbox import RelayEngine
+    from tests.servers import Postgres
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Recorder:
+    """A sink that remembers; it can be made to wait, to be down, or to refuse."""
+
+    caps = Caps(settle=Settle.INDIVIDUAL, ordering=Ordering.KEY)
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.down = False
+        self.refused: set[str] = set()
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        """Take *messages*, unless told otherwise."""
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.down:
+            raise BrokerDown("the recorder is down")
+        self.batches.append(len(messages))
+        results = []
+        for message in messages:
+            body = (message.payload or b"").decode()
+            if body in self.refused:
+                results.append(Published(error=PoisonMessage(f"{body} is refused")))
+            else:
+                self.seen.append((message.key_text or "", body))
+                results.append(Published())
+        return results
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    @property
+    def bodies(self) -> list[str]:
+        return [body for _, body in self.seen]
+
+
+class Shop:
+    """A database with an outbox, and the means to look at it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine: Engine = create_engine(url)
+        create_tables(self.engine)
+        self.slot = default_slot(self.engine)
+
+    def add(self, *events: tuple[str | None, str], outbox: Outbox | None = None) -> None:
+        """Commit *events* of (key, body) in one transaction."""
+        with Session(self.engine) as session, session.begin():
+            listed = [Event(body=body, topic="orders", key=key) for key, body in events]
+            (Outbox() if outbox is None else outbox).add_all(session, listed)
+
+    def ask(self, query: str, **values: Any) -> Any:
+        """Run *query* and return its one value, if it has one."""
+        with self.engine.begin() as db:
+            result = db.execute(text(query), values)
+            return result.scalar() if result.returns_rows else None
+
+    @property
+    def left(self) -> int:
+        """How many rows the outbox holds."""
+        return int(self.ask("SELECT count(*) FROM holdfast_outbox"))
+
+    @property
+    def confirmed(self) -> int:
+        """How far the slot is confirmed."""
+        query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = :s"
+        return int(self.ask(query, s=self.slot))
+
+    @property
+    def log_end(self) -> int:
+        """Where the log ends now."""
+        return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'"))
+
+
+@pytest.fixture
+def shop(postgres: Postgres, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """Yield a shop in a database of its own; its slot goes with it."""
+    name = f"wal_{abs(hash(request.node.name)) % 10**8}"
+    shop = Shop(postgres.database(name))
+    yield shop
+    shop.ask(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+        " WHERE slot_name = :s AND active",
+        s=shop.slot,
+    )
+    wait_until(lambda: _gone(shop), what="the slot is dropped")
+    shop.engine.dispose()
+
+
+def _gone(shop: Shop) -> bool:
+    drop_slot(shop.engine, shop.slot)
+    return (
+        shop.ask("SELECT count(*) FROM pg_replication_slots WHERE slot_name=:s", s=shop.slot) == 0
+    )
+
+
+@contextmanager
+def running(engine: RelayEngine) -> Iterator[Relay]:
+    """Run a relay in a thread; end it with the block."""
+    relay = Relay(engine, backoff=Backoff(first=0.01, ceiling=0.1))
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            relay.run()
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join(30)
+        if failures:  # it explains whatever else went wrong
+            raise failures[0]
+    assert not thread.is_alive()
+
+
+def terms(seconds: float = 2.0) -> LeaseTerms:
+    """Return terms under which a dead relay is soon replaced."""
+    return LeaseTerms(seconds=seconds)
+
+
+def steps_until(engine: RelayEngine, condition: Any, what: str, deadline: float = 20) -> None:
+    """Step the engine until *condition* holds."""
+
+    def stepped() -> bool:
+        engine.step()
+        return bool(condition())
+
+    wait_until(stepped, deadline=deadline, what=what, every=0)
+
+
+def test_what_committed_is_published_in_order_and_what_rolled_back_is_not(shop: Shop) -> None:
+    """From the table before the start, from the stream after it; then the rows are gone."""
+    sink = Recorder()
+    shop.add(("a", "1"), ("b", "1"))
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        wait_until(lambda: len(sink.seen) == 2, what="the table is published")
+        with Session(shop.engine) as session:
+            Outbox().add(session, "never", topic="orders", key="a")
+            session.flush()
+            session.rollback()
+        shop.add(("a", "2"), ("b", "2"))
+        shop.add(("a", "3"), (None, "no key"))
+        wait_until(lambda: len(sink.seen) == 6, what="the stream is published")
+        wait_until(lambda: shop.left == 0, what="the rows are deleted")
+    assert sink.seen == [
+        ("a", "1"), ("b", "1"), ("a", "2"), ("b", "2"), ("a", "3"), ("", "no key"),
+    ]  # fmt: skip
+    assert shop.confirmed >= 0
+
+
+def test_once_ends_when_everything_is_published(shop: Shop) -> None:
+    """For cron: what is there goes out, then the relay ends and leaves slot and leases free."""
+    sink = Recorder()
+    for number in range(3):
+        shop.add(("k", str(number)))
+        assert Relay(WalEngine(shop.engine, sink)).run_once() == 1
+    assert sink.bodies == ["0", "1", "2"]
+    assert shop.left == 0
+
+
+def test_nothing_is_confirmed_before_the_broker_has_it(shop: Shop) -> None:
+    """While the broker holds a batch back the slot stays before it, keepalives or not."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        shop.add(("k", "0"))
+        wait_until(lambda: sink.seen, what="the first is published")
+        sink.gate.clear()
+        sink.entered.clear()
+        shop.add(("k", "1"))
+        wait_until(sink.entered.is_set, what="the broker holds the batch")
+        before = shop.confirmed
+        shop.add(("k", "2"))
+        after = shop.log_end
+        beats = "SELECT reply_time FROM pg_stat_replication WHERE application_name LIKE 'holdfast%'"
+        for _ in range(3):  # the server hears of us, and nothing of what the broker holds
+            last = shop.ask(beats)
+            shop.ask("SELECT pg_logical_emit_message(false, 'noise', 'x')")
+            wait_until(lambda last=last: shop.ask(beats) != last, what="a beat")
+            assert before <= shop.confirmed < after
+        sink.gate.set()
+        wait_until(lambda: shop.confirmed >= after, what="the confirmation")
+    assert sink.bodies == ["0", "1", "2"]
+
+
+def test_an_idle_relay_lets_the_log_go(shop: Shop) -> None:
+    """Other tables write, the outbox does not: the slot follows all the same."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        shop.add(("k", "1"))
+        wait_until(lambda: sink.seen, what="the stream runs")
+        shop.ask("CREATE TABLE other (t text)")
+        for _ in range(5):
+            shop.ask("INSERT INTO other SELECT repeat('x', 500) FROM generate_series(1, 2000)")
+        end = shop.log_end
+        wait_until(lambda: shop.confirmed >= end, what="the slot follows the log")
+
+
+def test_a_large_transaction_goes_out_in_parts_and_is_confirmed_as_a_whole(shop: Shop) -> None:
+    """Memory is bounded by the batch; nothing of it is confirmed before its end."""
+    sink = Recorder()
+    count, batch = 20_000, 500
+    engine = WalEngine(shop.engine, sink, terms=terms(10), batch=batch)
+    with running(engine):
+        wait_until(lambda: engine._reading is not None, what="the stream runs")
+        before = shop.log_end
+        sink.gate.clear()
+        shop.ask(
+            "INSERT INTO holdfast_outbox"
+            " (id, aggregatetype, aggregateid, type, payload, headers, shard)"
+            " SELECT gen_random_uuid(), 'orders', 'k' || n % 10, 't', convert_to(n::text, 'UTF8'),"
+            " '[]', 0 FROM generate_series(1, :n) AS n",
+            n=count,
+        )
+        after = shop.log_end
+        sink.gate.set()
+        wait_until(lambda: len(sink.seen) > batch, what="the first parts are published")
+        assert len(sink.seen) < count
+        assert before <= shop.confirmed + 100_000 or shop.confirmed < after
+        wait_until(lambda: shop.left == 0, deadline=40, what="all is published and deleted")
+    assert max(sink.batches) <= batch
+    assert sink.bodies == [str(n) for n in range(1, count + 1)]
+
+
+def test_a_broker_outage_loses_nothing_and_parks_nothing(shop: Shop) -> None:
+    """The stream stays; what was hit goes out first when the broker is back."""
+    sink = Recorder()
+    engine = WalEngine(shop.engine, sink, terms=terms(10))
+    with running(engine) as relay:
+        shop.add(("k", "0"))
+        wait_until(lambda: sink.seen, what="the stream runs")
+        reading = engine._reading
+        sink.down = True
+        for number in range(1, 30):
+            shop.add((f"k{number % 3}", str(number)))
+        wait_until(lambda: relay.health.failures >= 3, what="the relay noticed")
+        sink.down = False
+        wait_until(lambda: shop.left == 0, what="all is published and deleted")
+        assert engine._reading is reading
+    assert sink.bodies == [str(number) for number in range(30)]
+    assert shop.ask("SELECT count(*) FROM holdfast_outbox_parked") == 0
+
+
+def test_a_refused_message_parks_its_key_and_the_rest_flows(shop: Shop) -> None:
+    """Later messages of the key go behind it; released, they go out in order."""
+    sink = Recorder()
+    sink.refused = {"a2"}
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        shop.add(("a", "a1"), ("a", "a2"), ("b", "b1"))
+        wait_until(lambda: "b1" in sink.bodies, what="the other key flows")
+        shop.add(("a", "a3"), ("b", "b2"))
+        shop.add(("a", "a4"))
+        wait_until(lambda: "b2" in sink.bodies, what="it still flows")
+        parked = "SELECT string_agg(state, ',' ORDER BY seq) FROM holdfast_outbox_parked"
+        wait_until(lambda: shop.ask(parked) == "refused,behind,behind", what="the key is parked")
+        assert [body for key, body in sink.seen if key == "a"] == ["a1"]
+        sink.refused = set()
+        shop.ask("UPDATE holdfast_outbox_parked SET state = 'released'")
+        wait_until(lambda: "a4" in sink.bodies, what="the released key flows")
+        shop.add(("a", "a5"))
+        wait_until(lambda: "a5" in sink.bodies, what="the key is free again")
+    assert [body for key, body in sink.seen if key == "a"] == ["a1", "a2", "a3", "a4", "a5"]
+    assert shop.ask("SELECT count(*) FROM holdfast_outbox_parked") == 0
+
+
+def test_a_row_that_cannot_be_read_is_parked_and_stops_nobody(shop: Shop) -> None:
+    """Somebody else's row with headers that are not ours is set aside."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        shop.ask(
+            "INSERT INTO holdfast_outbox"
+            " (id, aggregatetype, aggregateid, type, payload, headers, shard)"
+            " VALUES (gen_random_uuid(), 'orders', 'x', 't', 'p', '{\"a\": 1}', 0)"
+        )
+        shop.add(("k", "1"))
+        wait_until(lambda: sink.bodies == ["1"], what="the sound row is published")
+        parked = "SELECT count(*) FROM holdfast_outbox_parked"
+        wait_until(lambda: shop.ask(parked) == 1, what="the other one is parked")
+
+
+def test_delayed_events_come_when_they_are_due(shop: Shop) -> None:
+    """They are moved into the outbox and arrive by the stream."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        with Session(shop.engine) as session, session.begin():
+            Outbox().add(session, "later", topic="orders", key="k", delay=0.3)
+        shop.add(("k", "now"))
+        wait_until(lambda: sink.bodies == ["now", "later"], what="both are published")
+
+
+def test_a_dropped_slot_is_made_anew_and_the_table_is_read(shop: Shop) -> None:
+    """What committed while there was no slot is published, in order, and then the stream."""
+    sink = Recorder()
+    Relay(WalEngine(shop.engine, sink)).run_once()
+    assert drop_slot(shop.engine)
+    for number in range(10):
+        shop.add(("k", str(number)))
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        wait_until(lambda: len(sink.seen) == 10, what="the table is published")
+        for number in range(10, 20):
+            shop.add(("k", str(number)))
+        wait_until(lambda: shop.left == 0, what="the stream is published")
+    assert sink.bodies == [str(number) for number in range(20)]
+
+
+def test_a_slot_dropped_under_a_running_relay_is_made_anew(shop: Shop) -> None:
+    """The relay notices by itself, and nothing is lost or overtaken."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms(10))):
+        shop.add(("k", "0"))
+        wait_until(lambda: sink.seen, what="the stream runs")
+        active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = :s AND active"
+        wait_until(lambda: shop.ask(active, s=shop.slot), what="the slot is in use")
+
+        def cut() -> bool:
+            shop.ask(f"SELECT pg_terminate_backend(({active}))", s=shop.slot)
+            return drop_slot(shop.engine, shop.slot)
+
+        wait_until(cut, what="the slot is dropped", every=0)
+        for number in range(1, 20):
+            shop.add(("k", str(number)))
+        wait_until(lambda: shop.left == 0, what="all is published")
+    assert sink.bodies == [str(number) for number in range(20)]
+
+
+def test_a_publication_dropped_and_made_again_costs_nothing(shop: Shop) -> None:
+    """From before its birth the slot cannot be read any more; the table is read instead."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms(10))):
+        shop.add(("k", "0"))
+        wait_until(lambda: sink.seen, what="the stream runs")
+        shop.ask("DROP PUBLICATION holdfast_outbox")
+        for number in range(1, 10):
+            shop.add(("k", str(number)))
+        wait_until(lambda: shop.left == 0, what="all is published")
+    assert sink.bodies == [str(number) for number in range(10)]
+
+
+def test_a_second_relay_stands_by_and_takes_over_from_a_dead_one(shop: Shop) -> None:
+    """The dead one's connection is still open; its lease runs out and its reader is ended."""
+    dead, alive = Recorder(), Recorder()
+    first = WalEngine(shop.engine, dead, terms=terms(1.0))
+    steps_until(first, lambda: first._reading is not None, "the first one streams")
+    second = WalEngine(shop.engine, alive, terms=terms(1.0))
+    assert second.step().standby
+    for number in range(5):
+        shop.add(("k", str(number)))
+    with running(second):  # the first one does not move any more
+        wait_until(lambda: len(alive.seen) == 5, what="the second one took over")
+        wait_until(lambda: first.step().standby, what="the first one notices")
+    assert dead.seen == []
+    first.close()
+
+
+def test_a_relay_that_ends_hands_over_at_once(shop: Shop) -> None:
+    """Nobody waits for a lease that was given back."""
+    one, two = Recorder(), Recorder()
+    second = WalEngine(shop.engine, two, terms=terms(60))
+    with running(WalEngine(shop.engine, one, terms=terms(60))):
+        shop.add(("k", "1"))
+        wait_until(lambda: one.seen, what="the first one works")
+        assert second.step().standby
+    second._leases._renewed = float("-inf")  # a renewal is due
+    with running(second):
+        shop.add(("k", "2"))
+        wait_until(lambda: two.bodies == ["2"], what="the second one works")
+
+
+def test_lease_and_wal_relays_never_publish_at_the_same_time(shop: Shop) -> None:
+    """Whichever holds the shards works; the other engine waits."""
+    lease_sink, wal_sink = Recorder(), Recorder()
+    lease = LeaseEngine(shop.engine, lease_sink, terms=terms(60))
+    lease.step()
+    wal = WalEngine(shop.engine, wal_sink, terms=terms(60))
+    assert wal.step().standby
+    lease.close()
+    wal._leases._renewed = float("-inf")
+    steps_until(wal, lambda: wal._reading is not None, "the WAL engine streams")
+    late = LeaseEngine(shop.engine, lease_sink, terms=terms(60))
+    assert late.step().standby
+    shop.add(("k", "1"))
+    steps_until(wal, lambda: wal_sink.seen, "it is published")
+    late.close()
+    wal.close()
+    assert lease_sink.seen == []
+
+
+def test_switching_engines_on_a_live_system_loses_nothing(shop: Shop) -> None:
+    """Lease, WAL, lease, WAL under concurrent writers: 0 lost, 0 out of order, no duplicates."""
+    sink = Recorder()
+    sent: list[tuple[str, str]] = []
+    stop = threading.Event()
+
+    def write(key: str) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            shop.add((key, f"{key}:{number}"))
+            sent.append((key, f"{key}:{number}"))
+
+    writers = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        for make in (LeaseEngine, WalEngine, LeaseEngine, WalEngine):
+            goal = len(sink.seen) + 150
+            with running(make(shop.engine, sink, terms=terms())):
+                wait_until(lambda goal=goal: len(sink.seen) >= goal, what=f"{make} works")
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        wait_until(lambda: shop.left == 0, what="the rest is published")
+    check_nothing_lost(sent, sink.seen)
+    check_order_per_key(sent, sink.seen)
+    assert len(sink.seen) == len(set(sink.seen))
+
+
+def test_a_slot_in_a_strangers_hands_makes_the_relay_stand_by(shop: Shop) -> None:
+    """The stranger is not thrown out; when it leaves, the relay goes on."""
+    import psycopg
+
+    from holdfast.outbox.wal.stream import arguments
+
+    sink = Recorder()
+    Relay(WalEngine(shop.engine, sink)).run_once()
+    stranger = psycopg.connect(
+        **arguments(shop.engine.url), replication="database", autocommit=True
+    )
+    stranger.execute(
+        f"START_REPLICATION SLOT {shop.slot} LOGICAL 0/0"
+        " (proto_version '1', publication_names 'holdfast_outbox')"
+    )
+    engine = WalEngine(shop.engine, sink, terms=terms())
+    wait_until(lambda: engine.step().standby, what="it stands by")
+    with running(engine):
+        shop.add(("k", "1"))
+        stranger.close()
+        wait_until(lambda: sink.bodies == ["1"], what="the relay goes on")
+
+
+class TestWithoutTable:
+    """Events that live in the log only."""
+
+    def test_emitted_events_are_published_and_rolled_back_ones_are_not(self, shop: Shop) -> None:
+        """No row is written; order is that of the commits."""
+        sink = Recorder()
+        outbox = WalOutbox()
+        with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
+            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            shop.add(("a", "1"), ("a", "2"), outbox=outbox)
+            with Session(shop.engine) as session:
+                outbox.add(session, "never", topic="orders", key="a")
+                session.rollback()
+            shop.add(("a", "3"), outbox=outbox)
+            shop.add(("b", "row"))
+            wait_until(lambda: len(sink.seen) == 4, what="all are published")
+        assert sink.seen == [("a", "1"), ("a", "2"), ("a", "3"), ("b", "row")]
+
+    def test_what_was_not_published_comes_again(self, shop: Shop) -> None:
+        """A relay that ends in an outage has confirmed nothing of it."""
+        sink, later = Recorder(), Recorder()
+        outbox = WalOutbox()
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        shop.add(("a", "1"), outbox=outbox)
+        sink.down = True
+        with running(WalEngine(shop.engine, sink, messages=True, terms=terms())) as relay:
+            wait_until(lambda: relay.health.failures, what="the relay noticed")
+            shop.add(("a", "2"), outbox=outbox)
+        assert Relay(WalEngine(shop.engine, later, messages=True)).run_once() == 2
+        assert later.bodies == ["1", "2"]
+
+    def test_refused_events_are_parked_in_the_table(self, shop: Shop) -> None:
+        """With what follows of their key; released, they go out in order."""
+        sink = Recorder()
+        sink.refused = {"1"}
+        outbox = WalOutbox()
+        with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
+            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            shop.add(("a", "1"), ("b", "3"), outbox=outbox)
+            wait_until(lambda: "3" in sink.bodies, what="the other key flows")
+            shop.add(("a", "2"), outbox=outbox)
+            parked = "SELECT string_agg(state, ',' ORDER BY seq) FROM holdfast_outbox_parked"
+            wait_until(lambda: shop.ask(parked) == "refused,behind", what="the key is parked")
+            sink.refused = set()
+            shop.ask("UPDATE holdfast_outbox_parked SET state = 'released'")
+            wait_until(lambda: sink.bodies == ["3", "1", "2"], what="it is released")
+
+    def test_a_strangers_message_with_our_prefix_stops_nobody(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is left out, loudly."""
+        sink = Recorder()
+        with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
+            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            shop.ask("SELECT pg_logical_emit_message(true, 'holdfast', 'garbage')")
+            shop.add(("a", "1"), outbox=WalOutbox())
+            wait_until(lambda: sink.bodies == ["1"], what="ours is published")
+        assert "stranger" in caplog.text
+
+
+def test_nonsense_is_refused_when_the_engine_is_made(shop: Shop) -> None:
+    """The message names the field and the fix."""
+    sink = Recorder()
+    with pytest.raises(ConfigurationError, match="PostgreSQL only"):
+        WalEngine("sqlite://", sink)
+    with pytest.raises(ConfigurationError, match="batch=0"):
+        WalEngine(shop.engine, sink, batch=0)
+    with pytest.raises(ConfigurationError, match="a-z, 0-9"):
+        WalEngine(shop.engine, sink, slot="Nope!")
