@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from figures import Figure, Goal, compare, rate
-
 from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.message import Message

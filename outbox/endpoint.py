@@ -101,10 +101,10 @@ def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
         timeout = _SLOW_SECONDS  # a client that does not speak is not waited for
         server_version, sys_version = "holdfast", ""
 
-        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        def do_GET(self) -> None:
             self._reply(with_body=True)
 
-        def do_HEAD(self) -> None:  # noqa: N802
+        def do_HEAD(self) -> None:
             self._reply(with_body=False)
 
         def _reply(self, *, with_body: bool) -> None:

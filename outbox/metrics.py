@@ -35,7 +35,9 @@ class Sampler:
     counters.
     """
 
-    def __init__(self, backlog: Backlog, *, every: float = 5.0, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, backlog: Backlog, *, every: float = 5.0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._backlog = backlog
         self._every = every
         self._clock = clock

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.nats.lane import ACK, NAK, PROGRESS, TERM, Answer, LaneState, nak_after
 from holdfast.brokers.nats.wire import parts_of
 from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
+from holdfast.message import utc
 from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.nats.standing import Standing
     from holdfast.caps import Caps
     from holdfast.clock import Clock
-    from holdfast.ports import Lane
+    from holdfast.ports import Lane, Position
 
 _LOOK = 0.25  # seconds between looks at the connection and the clock while polling
 _GLANCE = 0.01  # seconds that a poll without timeout waits for what is on its way
@@ -212,8 +212,13 @@ class NatsSource:
         self._ready()
         return self._holding.lag()
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
-        """Move the group in *lane* to a sequence of the stream, or to a time."""
+    def seek(
+        self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
+    ) -> None:
+        """Move the group in *lane* to a sequence of its stream, or to a time.
+
+        What is handed out now becomes stale.
+        """
         self._ready()
         if lane not in self._lanes or self._lanes[lane].gone:
             raise ConfigurationError(
@@ -222,13 +227,13 @@ class NatsSource:
             )
         if (offset is None) == (time is None):
             raise ConfigurationError("seek takes either offset= or time=, one of them")
-        if offset is not None and offset < 0:
-            raise ConfigurationError(f"cannot seek to offset {offset}: use 0 or more")
-        start: int | str
-        if time is not None:
-            start = time.astimezone(UTC).isoformat()
-        else:  # beyond the end is the end: nothing that is stored next may be skipped
-            start = min(offset or 0, self._holding.end(lane))
+        if time is None:
+            end = self._holding.end(lane)
+            if not isinstance(offset, int) or not 0 <= offset <= end:
+                raise ConfigurationError(f"cannot seek to offset {offset!r}: use 0 to {end}")
+            start: int | str = offset
+        else:
+            start = utc(time).isoformat()
         entry = self._membership.move(lane, start)
         if entry is None:
             raise StaleDelivery(f"{lane} belongs to another member by now")

@@ -22,9 +22,7 @@ _SEQUENCE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _ID = sa.Uuid(native_uuid=False).with_variant(sa.Uuid(), "postgresql")
 _HEADERS = sa.JSON().with_variant(JSONB, "postgresql")
 _PAYLOAD = sa.LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
-_NAME = sa.String(255).with_variant(
-    mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb"
-)
+_NAME = sa.String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
 # Every row is deleted soon, so waiting for a share of the table to be dead would let a
 # backlog of millions rot: vacuum after a fixed number instead, also the large payloads.
 _VACUUM = """
@@ -55,9 +53,7 @@ def upgrade() -> None:
         sa.Column("parked_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
     )
-    _index(
-        "holdfast_outbox_parked_key", "holdfast_outbox_parked", ["aggregatetype", "aggregateid"]
-    )
+    _index("holdfast_outbox_parked_key", "holdfast_outbox_parked", ["aggregatetype", "aggregateid"])
     _create_audit()
     if context.get_context().dialect.name == "postgresql":
         op.execute(_VACUUM)

@@ -88,7 +88,8 @@ def test_a_healthy_outbox_has_no_complaint(outbox: Engine) -> None:
     """With a relay at work and nothing waiting, everything is OK."""
     with relay(outbox):
         findings = Doctor(outbox, limits=QUICK).examine()
-    assert [f for f in findings if f.severity] == []
+    # Slots are the server's, and other tests may have left some.
+    assert [f for f in findings if f.severity and f.check != "slots"] == []
     assert "all 64 shards are served" in named(findings, "leases")[0].text
 
 
@@ -280,21 +281,26 @@ def test_dead_rows_and_a_lost_vacuum_setting_are_named(pg: Engine) -> None:
     assert not any("a share of its rows" in finding.text for finding in again)
 
 
-def test_the_command_exits_by_the_worst_finding(tmp_path: Path, pg: Engine) -> None:
+def test_the_command_exits_by_the_worst_finding(tmp_path: Path) -> None:
     """0, 1 and 2 for scripts, with the same findings as JSON."""
     command = [Path(sys.executable).with_name("holdfast"), "doctor", "--json", "--database"]
 
     def run(database: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
-        done = subprocess.run([*command, database, *more], capture_output=True, text=True)  # noqa: PLW1510
+        done = subprocess.run(
+            [*command, database, *more], capture_output=True, text=True, check=False
+        )
         return done.returncode, json.loads(done.stdout)
 
     code, findings = run(f"sqlite:///{tmp_path}/empty.db")
     assert (code, findings[0]["severity"]) == (2, "critical")
-    url = pg.url.render_as_string(hide_password=False)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = open_database(url)
+    Migrations(engine).upgrade()
     code, findings = run(url)
     assert code == 1, findings
-    with relay(pg):
+    with relay(engine):
         code, findings = run(url, "--broker", f"sqlite:///{tmp_path}/broker.db")
+    engine.dispose()
     assert code == 0, [f for f in findings if f["severity"] != "ok"]
     code, findings = run("postgresql+psycopg://user:hunter2@127.0.0.1:1/shop")
     assert (code, findings[0]["check"]) == (2, "database")

@@ -3,170 +3,32 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
-from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from holdfast.backoff import Backoff
-from holdfast.caps import Caps, Ordering, Settle
-from holdfast.errors import BrokerDown, ConfigurationError, PoisonMessage
-from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.errors import ConfigurationError
+from holdfast.outbox import LeaseEngine, Outbox, Relay
 from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
-from holdfast.outbox.wal.slot import default_slot
-from holdfast.ports import Published
+from holdfast.outbox.wal.stream import arguments
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
+from tests.wal.shop import Recorder, Shop, running, steps_until, terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from sqlalchemy.engine import Engine
-
-    from holdfast.message import Message
-    from holdfast.outbox import RelayEngine
     from tests.servers import Postgres
-
-pytestmark = pytest.mark.filterwarnings("error")
-
-
-class Recorder:
-    """A sink that remembers; it can be made to wait, to be down, or to refuse."""
-
-    caps = Caps(settle=Settle.INDIVIDUAL, ordering=Ordering.KEY)
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-        self.batches: list[int] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.down = False
-        self.refused: set[str] = set()
-
-    def publish(self, messages: Sequence[Message]) -> list[Published]:
-        """Take *messages*, unless told otherwise."""
-        self.entered.set()
-        assert self.gate.wait(30)
-        if self.down:
-            raise BrokerDown("the recorder is down")
-        self.batches.append(len(messages))
-        results = []
-        for message in messages:
-            body = (message.payload or b"").decode()
-            if body in self.refused:
-                results.append(Published(error=PoisonMessage(f"{body} is refused")))
-            else:
-                self.seen.append((message.key_text or "", body))
-                results.append(Published())
-        return results
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-    @property
-    def bodies(self) -> list[str]:
-        return [body for _, body in self.seen]
-
-
-class Shop:
-    """A database with an outbox, and the means to look at it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.engine: Engine = create_engine(url)
-        create_tables(self.engine)
-        self.slot = default_slot(self.engine)
-
-    def add(self, *events: tuple[str | None, str], outbox: Outbox | None = None) -> None:
-        """Commit *events* of (key, body) in one transaction."""
-        with Session(self.engine) as session, session.begin():
-            listed = [Event(body=body, topic="orders", key=key) for key, body in events]
-            (Outbox() if outbox is None else outbox).add_all(session, listed)
-
-    def ask(self, query: str, **values: Any) -> Any:
-        """Run *query* and return its one value, if it has one."""
-        with self.engine.begin() as db:
-            result = db.execute(text(query), values)
-            return result.scalar() if result.returns_rows else None
-
-    @property
-    def left(self) -> int:
-        """How many rows the outbox holds."""
-        return int(self.ask("SELECT count(*) FROM holdfast_outbox"))
-
-    @property
-    def confirmed(self) -> int:
-        """How far the slot is confirmed."""
-        query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = :s"
-        return int(self.ask(query, s=self.slot))
-
-    @property
-    def log_end(self) -> int:
-        """Where the log ends now."""
-        return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'"))
 
 
 @pytest.fixture
 def shop(postgres: Postgres, request: pytest.FixtureRequest) -> Iterator[Shop]:
     """Yield a shop in a database of its own; its slot goes with it."""
-    name = f"wal_{abs(hash(request.node.name)) % 10**8}"
-    shop = Shop(postgres.database(name))
+    shop = Shop(postgres.database(f"wal_{zlib.crc32(request.node.name.encode())}"))
     yield shop
-    shop.ask(
-        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
-        " WHERE slot_name = :s AND active",
-        s=shop.slot,
-    )
-    wait_until(lambda: _gone(shop), what="the slot is dropped")
-    shop.engine.dispose()
-
-
-def _gone(shop: Shop) -> bool:
-    drop_slot(shop.engine, shop.slot)
-    return (
-        shop.ask("SELECT count(*) FROM pg_replication_slots WHERE slot_name=:s", s=shop.slot) == 0
-    )
-
-
-@contextmanager
-def running(engine: RelayEngine) -> Iterator[Relay]:
-    """Run a relay in a thread; end it with the block."""
-    relay = Relay(engine, backoff=Backoff(first=0.01, ceiling=0.1))
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            relay.run()
-        except BaseException as error:  # noqa: BLE001 - shown by the main thread
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield relay
-    finally:
-        relay.stop()
-        thread.join(30)
-        if failures:  # it explains whatever else went wrong
-            raise failures[0]
-    assert not thread.is_alive()
-
-
-def terms(seconds: float = 2.0) -> LeaseTerms:
-    """Return terms under which a dead relay is soon replaced."""
-    return LeaseTerms(seconds=seconds)
-
-
-def steps_until(engine: RelayEngine, condition: Any, what: str, deadline: float = 20) -> None:
-    """Step the engine until *condition* holds."""
-
-    def stepped() -> bool:
-        engine.step()
-        return bool(condition())
-
-    wait_until(stepped, deadline=deadline, what=what, every=0)
+    shop.drop()
 
 
 def test_what_committed_is_published_in_order_and_what_rolled_back_is_not(shop: Shop) -> None:
@@ -459,10 +321,6 @@ def test_switching_engines_on_a_live_system_loses_nothing(shop: Shop) -> None:
 
 def test_a_slot_in_a_strangers_hands_makes_the_relay_stand_by(shop: Shop) -> None:
     """The stranger is not thrown out; when it leaves, the relay goes on."""
-    import psycopg
-
-    from holdfast.outbox.wal.stream import arguments
-
     sink = Recorder()
     Relay(WalEngine(shop.engine, sink)).run_once()
     stranger = psycopg.connect(

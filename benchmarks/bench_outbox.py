@@ -1,0 +1,192 @@
+"""The outbox: what an event costs the writer, and how fast the lease engine drains."""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, insert
+
+from figures import Figure, Goal, compare, rate
+from holdfast.brokers import connect
+from holdfast.database import open_database
+from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
+from holdfast.outbox.rows import Row, staged
+from holdfast.ports import Published
+from tests.servers import Kafka, Postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.message import Message
+
+BODY = b"x" * 300
+BACKLOG = 100_000
+tables = MetaData()
+business = Table(
+    "business",
+    tables,
+    Column("id", Integer, primary_key=True),
+    Column("customer", String(64)),
+    Column("document", LargeBinary),
+)
+
+
+class NullSink:
+    """Takes everything at once: what remains is the engine itself."""
+
+    def __init__(self) -> None:
+        self.caps = connect("memory:").caps
+        self._taken = Published()
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        return [self._taken] * len(messages)
+
+    def close(self) -> None: ...
+
+
+def figures() -> Iterator[Figure]:
+    """Measure on a PostgreSQL and a Kafka of our own."""
+    with Postgres() as postgres:
+        engine = open_database(postgres.database("bench"))
+        create_tables(engine)
+        tables.create_all(engine)
+        yield insert_cost(engine, attached=True)
+        yield insert_cost(engine, attached=False)
+        yield null_drain(engine)
+        with Kafka() as kafka:
+            for driver in ("kafka+confluent", "kafka"):
+                with suppress(ImportError):
+                    yield kafka_drain(engine, f"{driver}://{kafka.address}", driver)
+        engine.dispose()
+
+
+def insert_cost(engine: Engine, *, attached: bool) -> Figure:
+    """Measure a transaction with one business row, with and without an event."""
+    outbox, count = Outbox(), 400
+
+    def plain() -> None:
+        for n in range(count):
+            with engine.begin() as db:
+                db.execute(insert(business).values(customer=f"c{n}", document=BODY))
+
+    def with_event() -> None:
+        for n in range(count):
+            with engine.begin() as db:
+                row = insert(business).values(customer=f"c{n}", document=BODY)
+                if attached:
+                    db.execute(outbox.attach(row, BODY, topic="orders", key=f"c{n}"))
+                else:
+                    db.execute(row)
+                    outbox.add(db, BODY, topic="orders", key=f"c{n}")
+
+    return compare(
+        f"outbox: insert cost, {'one statement (attach)' if attached else 'two statements (add)'}",
+        ours=lambda: 1e6 / rate(with_event, count),
+        peer=lambda: 1e6 / rate(plain, count),
+        unit="µs per transaction",
+        goal=Goal(at_most=1.15) if attached else Goal(),
+        detail="PostgreSQL, SQLAlchemy Core, one business row of 300 bytes, commit to disk",
+        rounds=7,
+    )
+
+
+def fill(engine: Engine, count: int = BACKLOG) -> None:
+    """Stage a backlog."""
+    with engine.begin() as db:
+        db.exec_driver_sql("TRUNCATE holdfast_outbox")
+        for start in range(0, count, 5000):
+            events = [
+                Event(body=BODY, topic="bench-orders", key=f"key-{n % 997}", type="OrderPlaced")
+                for n in range(start, start + 5000)
+            ]
+            Outbox(source="bench").add_all(db, events)
+        db.exec_driver_sql("ANALYZE holdfast_outbox")
+
+
+def drain(engine: Engine, sink: Any) -> float:
+    """Return rows per second of one relay that drains the backlog."""
+    fill(engine)
+    relay = Relay(LeaseEngine(engine, sink, batch=5000))
+    gc.collect()
+    start = time.perf_counter()
+    moved = relay.run_once()
+    return moved / (time.perf_counter() - start)
+
+
+def null_drain(engine: Engine) -> Figure:
+    """Measure the engine against a bare loop: SELECT a batch, fetch it, DELETE it."""
+
+    def floor() -> float:
+        fill(engine)
+        start, last = time.perf_counter(), 0
+        raw = engine.raw_connection()
+        cursor = raw.cursor()
+        while True:
+            cursor.execute(
+                "SELECT seq, aggregatetype, aggregateid, payload, headers::text"
+                " FROM holdfast_outbox WHERE seq > %s ORDER BY seq LIMIT 5000",
+                (last,),
+            )
+            rows = cursor.fetchall()
+            raw.commit()
+            if not rows:
+                break
+            first, last = rows[0][0], rows[-1][0]
+            cursor.execute("DELETE FROM holdfast_outbox WHERE seq BETWEEN %s AND %s", (first, last))
+            raw.commit()
+        raw.close()
+        return BACKLOG / (time.perf_counter() - start)
+
+    return compare(
+        "outbox: lease engine, backlog to a null sink",
+        ours=lambda: drain(engine, NullSink()),
+        peer=floor,
+        unit="rows/s",
+        goal=Goal(at_least=0.5),
+        detail="PostgreSQL, 300 bytes, one process; the peer is a bare SELECT and range DELETE loop "
+        "without leases, order or parsing; 100k rows/s is the absolute aim on a quiet machine",
+        rounds=3,
+    )
+
+
+def kafka_drain(engine: Engine, url: str, driver: str) -> Figure:
+    """Measure the whole relay against the same sink fed from memory."""
+    count = BACKLOG if driver != "kafka" else 20_000
+    broker = connect(url)
+    broker.create_topic("bench-orders", partitions=4)
+    row = Row(1, 1, "bench-orders", "key-1", BODY, "[]", "0" * 32, "OrderPlaced")
+    messages = [staged(row._replace(key=f"key-{n % 997}")) for n in range(5000)]
+
+    def ours() -> float:
+        fill(engine, count)
+        sink = broker.sink()
+        start = time.perf_counter()
+        moved = Relay(LeaseEngine(engine, sink, batch=5000)).run_once()
+        figure = moved / (time.perf_counter() - start)
+        sink.close()
+        return figure
+
+    def floor() -> float:
+        sink = broker.sink()
+        start = time.perf_counter()
+        for _ in range(count // 5000):
+            sink.publish(messages)
+        figure = count / (time.perf_counter() - start)
+        sink.close()
+        return figure
+
+    return compare(
+        f"outbox: lease engine to Kafka, {driver.partition('+')[2] or 'kafka-python'}",
+        ours=ours,
+        peer=floor,
+        unit="rows/s",
+        goal=Goal(at_least=0.5 if driver != "kafka" else 0.8),
+        detail="PostgreSQL to Kafka, 300 bytes, one process; the peer is the same producer fed "
+        "from memory",
+        rounds=3,
+    )

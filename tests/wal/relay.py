@@ -1,0 +1,80 @@
+"""A WAL relay process that dies where it is told to: relay.py DATABASE FILE MOMENT NTH [table-less]
+
+Moments: `before` and `after` the batch is in the file, `deleted` (before the server is told)
+and `confirmed`. What was published is in FILE, a line each, on disk before the broker's answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.caps import Caps, Ordering, Settle
+from holdfast.outbox import LeaseTerms, Relay
+from holdfast.outbox.wal import WalEngine
+from holdfast.ports import Published
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.message import Message
+
+
+class File:
+    """A sink to a file; kills its process at a moment of the nth batch."""
+
+    caps = Caps(settle=Settle.INDIVIDUAL, ordering=Ordering.KEY)
+
+    def __init__(self, path: Path, moment: str, nth: int) -> None:
+        self._path, self._moment, self._nth = path, moment, nth
+        self._batch = 0
+
+    def reach(self, moment: str) -> None:
+        """Die if this is the moment."""
+        if (moment, self._batch) == (self._moment, self._nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        """Append *messages*."""
+        self._batch += 1
+        self.reach("before")
+        with self._path.open("ab") as file:
+            file.write(b"".join((m.payload or b"") + b"\n" for m in messages))
+            file.flush()
+            os.fsync(file.fileno())
+        self.reach("after")
+        return [Published()] * len(messages)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def after(owner: Any, method: str, reached: Any) -> None:
+    """Call *reached* whenever *method* of *owner* has returned."""
+    original = getattr(owner, method)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        reached()
+        return result
+
+    setattr(owner, method, wrapped)
+
+
+def main(database: str, path: str, moment: str, nth: str, mode: str = "") -> None:
+    sink = File(Path(path), moment, int(nth))
+    engine = WalEngine(database, sink, batch=7, messages=bool(mode), terms=LeaseTerms(seconds=0.7))
+    after(engine._cleaner, "_delete", lambda: sink.reach("deleted"))
+    from holdfast.outbox.wal.stream import Stream
+
+    after(Stream, "beat", lambda: sink.reach("confirmed"))
+    running = Relay(engine)
+    signal.signal(signal.SIGTERM, lambda *_: running.stop())
+    running.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""A database with an outbox, a sink that remembers, and a relay between them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from holdfast.backoff import Backoff
+from holdfast.caps import Caps, Ordering, Settle
+from holdfast.errors import BrokerDown, PoisonMessage
+from holdfast.outbox import Event, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.wal import drop_slot
+from holdfast.outbox.wal.slot import default_slot
+from holdfast.ports import Published
+from holdfast.testing import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.message import Message
+    from holdfast.outbox import RelayEngine
+
+
+class Recorder:
+    """A sink that remembers; it can be made to wait, to be down, or to refuse."""
+
+    caps = Caps(settle=Settle.INDIVIDUAL, ordering=Ordering.KEY)
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.down = False
+        self.refused: set[str] = set()
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        """Take *messages*, unless told otherwise."""
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.down:
+            raise BrokerDown("the recorder is down")
+        self.batches.append(len(messages))
+        results = []
+        for message in messages:
+            body = (message.payload or b"").decode()
+            if body in self.refused:
+                results.append(Published(error=PoisonMessage(f"{body} is refused")))
+            else:
+                self.seen.append((message.key_text or "", body))
+                results.append(Published())
+        return results
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    @property
+    def bodies(self) -> list[str]:
+        return [body for _, body in self.seen]
+
+
+class Shop:
+    """A database with an outbox, and the means to look at it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine: Engine = create_engine(url)
+        create_tables(self.engine)
+        self.slot = default_slot(self.engine)
+
+    def add(self, *events: tuple[str | None, str], outbox: Outbox | None = None) -> None:
+        """Commit *events* of (key, body) in one transaction."""
+        with Session(self.engine) as session, session.begin():
+            listed = [Event(body=body, topic="orders", key=key) for key, body in events]
+            (Outbox() if outbox is None else outbox).add_all(session, listed)
+
+    def ask(self, query: str, **values: Any) -> Any:
+        """Run *query* and return its one value, if it has one."""
+        with self.engine.begin() as db:
+            result = db.execute(text(query), values)
+            return result.scalar() if result.returns_rows else None
+
+    def drop(self) -> None:
+        """Drop the slot, whoever reads it."""
+        wait_until(self._drop, what="the slot is dropped")
+        self.engine.dispose()
+
+    def _drop(self) -> bool:
+        query = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active"
+        self.ask(f"{query} AND slot_name = :s", s=self.slot)
+        drop_slot(self.engine, self.slot)
+        return not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = :s", s=self.slot)
+
+    @property
+    def left(self) -> int:
+        """How many rows the outbox holds."""
+        return int(self.ask("SELECT count(*) FROM holdfast_outbox"))
+
+    @property
+    def confirmed(self) -> int:
+        """How far the slot is confirmed."""
+        query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = :s"
+        return int(self.ask(query, s=self.slot))
+
+    @property
+    def log_end(self) -> int:
+        """Where the log ends now."""
+        return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'"))
+
+
+@contextmanager
+def running(engine: RelayEngine) -> Iterator[Relay]:
+    """Run a relay in a thread; end it with the block."""
+    relay = Relay(engine, backoff=Backoff(first=0.01, ceiling=0.1))
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            relay.run()
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join(30)
+        if failures:  # it explains whatever else went wrong
+            raise failures[0]
+    assert not thread.is_alive()
+
+
+def terms(seconds: float = 2.0) -> LeaseTerms:
+    """Return terms under which a dead relay is soon replaced."""
+    return LeaseTerms(seconds=seconds)
+
+
+def steps_until(engine: RelayEngine, condition: Any, what: str, deadline: float = 20) -> None:
+    """Step the engine until *condition* holds."""
+
+    def stepped() -> bool:
+        engine.step()
+        return bool(condition())
+
+    wait_until(stepped, deadline=deadline, what=what, every=0)
