@@ -148,7 +148,7 @@ def null_drain(engine: Engine) -> Figure:
         peer=floor,
         unit="rows/s",
         goal=Goal(at_least=0.5),
-        detail="PostgreSQL, 300 bytes, one process; the peer is a bare SELECT and range DELETE loop "
+        detail="PostgreSQL, 300 bytes, one process; the peer is a bare SELECT, range DELETE loop "
         "without leases, order or parsing; 100k rows/s is the absolute aim on a quiet machine",
         rounds=3,
     )

@@ -1,7 +1,5 @@
 """`holdfast brokers` and `holdfast lag`: what can be connected, and how far groups are."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Annotated
 

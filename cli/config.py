@@ -1,25 +1,21 @@
 """Settings from a TOML file, below flags and environment.
 
-    database = "postgresql+psycopg://shop@db/shop"
-    broker = "kafka://broker:9092"
+database = "postgresql+psycopg://shop@db/shop"
+broker = "kafka://broker:9092"
 
-    [relay]
-    engine = "lease"
-    lease-seconds = 10
+[relay]
+engine = "lease"
+lease-seconds = 10
 """
 
-from __future__ import annotations
-
 import tomllib
-from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from holdfast.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SHARED = ("database", "broker")
 TABLES = ("relay", "doctor", "cdc")

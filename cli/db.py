@@ -1,7 +1,5 @@
 """`holdfast db`: the tables in a database."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -10,7 +8,7 @@ from sqlalchemy.exc import ArgumentError
 
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.options import Database, Json
+from holdfast.cli.options import Config, Database, Json
 from holdfast.database import open_database
 from holdfast.errors import ConfigurationError
 from holdfast.urls import mask
@@ -19,7 +17,7 @@ app = typer.Typer(help="Create and upgrade Holdfast's tables.", no_args_is_help=
 
 
 @app.command(epilog="Example: holdfast db upgrade --database sqlite:///shop.db")
-def upgrade(*, database: Database, as_json: Json = False) -> None:
+def upgrade(*, config: Config = None, database: Database, as_json: Json = False) -> None:
     """Bring the tables to the newest version; safe to run again, and by several at once.
 
     Holdfast keeps its own version table, so your application's Alembic is not touched.
@@ -39,7 +37,7 @@ def upgrade(*, database: Database, as_json: Json = False) -> None:
 
 
 @app.command(epilog="Example: holdfast db current --database sqlite:///shop.db || echo pending")
-def current(*, database: Database, as_json: Json = False) -> None:
+def current(*, config: Config = None, database: Database, as_json: Json = False) -> None:
     """Show which version the tables have; exit with 1 when an upgrade is pending."""
     from holdfast.cli.migrations import Migrations
 
@@ -47,9 +45,7 @@ def current(*, database: Database, as_json: Json = False) -> None:
     branches = Migrations(engine).branches()
     engine.dispose()
     if as_json:
-        print_json(
-            [{"branch": b.name, "revision": b.has, "newest": b.newest} for b in branches]
-        )
+        print_json([{"branch": b.name, "revision": b.has, "newest": b.newest} for b in branches])
     else:
         rows = [
             (b.name, b.has or "none", b.newest, "" if b.is_current else "run holdfast db upgrade")

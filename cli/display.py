@@ -28,9 +28,7 @@ def plain(text: str, *, lines: bool = False) -> str:
     out as their codes. With *lines*, line ends and tabs stay.
     """
     kept = "\n\t" if lines else ""
-    return "".join(
-        char if char.isprintable() or char in kept else _code(char) for char in text
-    )
+    return "".join(char if char.isprintable() or char in kept else _code(char) for char in text)
 
 
 def _code(char: str) -> str:

@@ -1,10 +1,9 @@
 """`holdfast doctor`: what is wrong, and the fix."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -18,9 +17,6 @@ from holdfast.errors import HoldfastError
 from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
 from holdfast.urls import mask
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 EXAMPLE = "Example: holdfast doctor --database postgresql+psycopg://shop@db/shop || page-someone"
 
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
@@ -28,7 +24,7 @@ _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.CRITICAL: 
 
 def doctor(
     *,
-    config: Config = None,  # noqa: ARG001 - its callback has read the file
+    config: Config = None,
     database: Database,
     broker: Annotated[
         str | None,

@@ -1,7 +1,5 @@
 """Options that several commands share; each is also read from the environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,14 +1,12 @@
 """`holdfast outbox`: what operators see and do."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import typer
 
 from holdfast.cli.display import print_json, print_table
 from holdfast.cli.opened import outbox_database
-from holdfast.cli.options import Database, Json, Limit
+from holdfast.cli.options import Config, Database, Json, Limit
 from holdfast.cli.parked import app as parked
 from holdfast.outbox.audit import Audit
 
@@ -17,7 +15,9 @@ app.add_typer(parked, name="parked")
 
 
 @app.command(epilog="Example: holdfast outbox audit --database sqlite:///shop.db --limit 20")
-def audit(*, database: Database, limit: Limit = 50, as_json: Json = False) -> None:
+def audit(
+    *, config: Config = None, database: Database, limit: Limit = 50, as_json: Json = False
+) -> None:
     """Show what operators did to parked events, newest first."""
     with outbox_database(database) as engine:
         entries = Audit(engine).entries(limit=limit)

@@ -1,27 +1,22 @@
 """`holdfast outbox parked`: events that the broker refused, and what to do about them."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.display import encoded, excerpt, print_json, print_table, say
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.opened import outbox_database
-from holdfast.cli.options import Actor, Database, Json, Key, Limit, Reason, Topic, Yes
+from holdfast.cli.options import Actor, Config, Database, Json, Key, Limit, Reason, Topic, Yes
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.audit import Warrant
-from holdfast.outbox.parked_event import Edit, NotParked
+from holdfast.outbox.parked_event import Edit, NotParked, ParkedEvent
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
-
-if TYPE_CHECKING:
-    from holdfast.outbox.parked_event import ParkedEvent
 
 app = typer.Typer(
     help="Keys that wait because the broker refused one of their events.", no_args_is_help=True
@@ -33,11 +28,16 @@ One = Annotated[str, typer.Argument(help="The number or id of a refused event.")
 
 @app.command("list", epilog="Example: holdfast outbox parked list --topic orders")
 def list_(
-    *, database: Database, topic: Topic = None, limit: Limit = 100, as_json: Json = False
+    *,
+    config: Config = None,
+    database: Database,
+    topic: Topic = None,
+    limit: Limit = 100,
+    as_json: Json = False,
 ) -> None:
     """List the keys that wait, the longest waiting first, with the error that holds them."""
     with outbox_database(database) as engine:
-        keys = ParkedKeys(engine).keys(topic=topic, limit=limit)
+        keys = ParkedKeys(engine).waiting(topic=topic, limit=limit)
     if as_json:
         print_json([asdict(key) for key in keys])
         return
@@ -58,6 +58,7 @@ def list_(
 def show(
     events: Events = None,
     *,
+    config: Config = None,
     database: Database,
     topic: Topic = None,
     key: Key = None,
@@ -82,6 +83,7 @@ def show(
 def edit(
     event: One,
     *,
+    config: Config = None,
     database: Database,
     reason: Reason,
     payload: Annotated[str | None, typer.Option(help="The new payload, as text.")] = None,
@@ -119,6 +121,7 @@ def edit(
 def release(
     events: Events = None,
     *,
+    config: Config = None,
     database: Database,
     reason: Reason,
     topic: Topic = None,
@@ -137,7 +140,13 @@ def release(
 
 @app.command(epilog="Example: holdfast outbox parked skip 4711 --reason 'test data' --yes")
 def skip(
-    event: One, *, database: Database, reason: Reason, actor: Actor = None, yes: Yes = False
+    event: One,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    yes: Yes = False,
 ) -> None:
     """Discard a refused event for good; what waits behind it then flows by itself."""
     warrant = _warrant(actor, reason)

@@ -1,7 +1,5 @@
 """`holdfast relay`: the sidecar."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -20,7 +18,7 @@ EXAMPLE = (
 
 def relay(
     *,
-    config: Config = None,  # noqa: ARG001 - its callback has read the file
+    config: Config = None,
     database: Database,
     broker: Broker,
     engine: Annotated[
@@ -31,7 +29,9 @@ def relay(
             "log, with the others on standby.",
         ),
     ] = EngineName.LEASE,
-    once: Annotated[bool, typer.Option("--once", help="Publish what is there, then end (for cron).")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Publish what is there, then end (for cron).")
+    ] = False,
     batch: Annotated[
         int, typer.Option(envvar="HOLDFAST_BATCH", help="Rows read and published at a time.")
     ] = 2000,

@@ -26,6 +26,8 @@ from holdfast.outbox.probes import Probes
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.outbox import RelayEngine, Step
     from holdfast.ports import Sink
 
@@ -86,16 +88,12 @@ class Sidecar:
         self._sink: Sink | None = None
         late = LateEngine(settings.engine.value, self._make_engine)
         measured = MeasuredEngine(late, observe=self._observe_seconds)
-        self._progress = _ignored
-        self.relay = Relay(measured, observer=lambda step: self._progress(step))
+        self._progress: Callable[[Step], None] = _ignored
+        self.relay = Relay(measured, observer=self._observe)
         self._backlog = Backlog(self._database)
         self._sampler = Sampler(self._backlog)
-        self._metrics = RelayMetrics(
-            self.relay.health, self._sampler, shards=lambda: late.shards
-        )
-        self._probes = Probes(
-            self.relay.health, measured, stall_seconds=settings.stall_seconds
-        )
+        self._metrics = RelayMetrics(self.relay.health, self._sampler, shards=lambda: late.shards)
+        self._probes = Probes(self.relay.health, measured, stall_seconds=settings.stall_seconds)
 
     def run(self) -> None:
         """Publish until a signal comes, through every outage."""
@@ -158,6 +156,9 @@ class Sidecar:
                              publication=settings.publication, messages=settings.messages,
                              terms=terms, batch=settings.batch)  # fmt: skip
         return LeaseEngine(self._database, self._sink, terms=terms, batch=settings.batch)
+
+    def _observe(self, step: Step) -> None:
+        self._progress(step)
 
     def _observe_seconds(self, seconds: float) -> None:
         self._metrics.step_seconds.observe(seconds)

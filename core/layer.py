@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -61,6 +63,10 @@ class Call(msgspec.Struct):
     """Which attempt this is, from 1, over every kind of retry."""
     notes: dict[object, Any] = {}
     """What a layer keeps for this run, under itself as the key."""
+    result: Any = None
+    """What the function returned, for the layers that leave."""
+    clock: Clock = SYSTEM_CLOCK
+    """The clock of the plan that runs this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ class Layer:
     """Base of every layer; override the hooks that are needed, the others cost nothing.
 
     A layer object is also a decorator, usable alone on any function. It is shared by all
-    calls, so what belongs to one call goes into `call.notes[self]`.
+    calls, so what belongs to one call goes into `call.notes[self]`. Around an `async def`
+    a hook named `enter_async`, `leave_async` or `fail_async` stands in for the plain one.
     """
 
     stage: ClassVar[Stage]
@@ -101,8 +108,22 @@ class Layer:
     def enter(self, call: Call) -> Done | None:
         """Before what is inside; `Done` ends the run without it, though `leave` still runs."""
 
-    def leave(self, call: Call) -> None:
-        """After what is inside succeeded. An error raised here fails the layers outside."""
+    def leave(self, call: Call) -> Again | None:
+        """After what is inside succeeded; `Again` runs the inside once more.
+
+        An error raised here fails the layers outside.
+        """
 
     def fail(self, call: Call, error: BaseException) -> Done | Again | None:
-        """After what is inside raised *error*; None lets it go on outwards."""
+        """After what is inside raised *error*; None lets it go on outwards.
+
+        An error raised here takes the place of *error* for the layers outside.
+        """
+
+    def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
+        """Return the hook *name*, or None where it would do nothing: then it costs nothing."""
+        other = getattr(self, f"{name}_async", None) if is_async else None
+        if other is not None:
+            return other  # type: ignore[no-any-return]
+        inherited = getattr(type(self), name) is getattr(Layer, name)
+        return None if inherited else getattr(self, name)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import PlanError
-from holdfast.layer import REASONS, REPEATABLE, Again, Call, Done, Layer
+from holdfast.layer import Again, Call, Done, Layer
+from holdfast.order import check_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-Hook = Any
 
 
 class Plan:
     """Layers around a function, run in a single frame: no tower of closures.
 
     `run` is for `def`, `run_async` for `async def`; the decisions are the same objects.
+    A run in which nothing fails stays in that frame and calls only the hooks that exist;
+    the first error, `Done` or `Again` hands over to the general loop.
     """
 
     def __init__(
@@ -30,91 +31,165 @@ class Plan:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        check_order(layers, getattr(function, "__name__", repr(function)))
+        self.name = getattr(function, "__name__", repr(function))
+        check_order(layers, self.name)
         self.layers = tuple(layers)
         self.function = function
-        self.is_async = inspect.iscoroutinefunction(function)
-        self._clock = clock
-        self._enter = [_hook(layer, "enter") for layer in layers]
-        self._leave = [_hook(layer, "leave") for layer in layers]
-        self._fail = [_hook(layer, "fail") for layer in layers]
+        self.is_async = _is_async(function)
+        self.clock = clock
+        self._enter = self._hooks("enter")
+        self._leave = self._hooks("leave")
+        self._fail = self._hooks("fail")
+        self._entering = _present(self._enter)
+        self._leaving = _present(self._leave)[::-1]
+        self.only_fails = not self._entering and not self._leaving
+        """Whether no layer acts unless the function raises."""
 
     def run(self, call: Call) -> Any:
         """Run *call* through the layers and the function."""
-        depth, size, entering, result = 0, len(self._enter), True, None
+        call.clock = self.clock
+        depth = 0
+        try:
+            for depth, enter in self._entering:  # noqa: B007 - says how far it came
+                done = enter(call)
+                if done is not None:
+                    break
+            else:
+                depth = len(self.layers)
+                result = call.result = self.function(*call.args, **call.kwargs)
+                for depth, leave in self._leaving:  # noqa: B007
+                    again = leave(call)
+                    if again is not None:
+                        break
+                else:
+                    return result
+                done = None
+        except BaseException as error:  # noqa: BLE001 - a layer must see every end
+            failure = error
+        else:
+            if done is not None:
+                return self._go_on(call, depth + 1, done)
+            return self._go_on(call, depth + 1, again)
+        try:
+            return self.recover(call, failure, depth)
+        finally:
+            del failure  # or the frame and its traceback would keep each other alive
+
+    def recover(self, call: Call, error: BaseException, depth: int | None = None) -> Any:
+        """Go on after *error* left the *depth* outermost layers entered; all, if None."""
+        return self._go_on(call, *self._unwind(call, error, depth))
+
+    def _go_on(self, call: Call, depth: int, verdict: Done | Again) -> Any:
+        """Run on from *depth* entered layers: outwards after `Done`, inwards after `Again`."""
+        size = len(self.layers)
         while True:
             try:
-                while entering:
-                    if depth == size:
-                        result, entering = self.function(*call.args, **call.kwargs), False
-                        break
-                    enter = self._enter[depth]
-                    verdict = None if enter is None else enter(call)
-                    depth += 1
-                    if verdict is not None:
-                        result, entering = verdict.result, False
+                if type(verdict) is Again:
+                    if verdict.delay:
+                        self.clock.sleep(verdict.delay)
+                    verdict = Done()
+                    while depth < size:
+                        enter = self._enter[depth]
+                        done = None if enter is None else enter(call)
+                        depth += 1
+                        if done is not None:
+                            verdict = done
+                            break
+                    else:
+                        verdict = Done(self.function(*call.args, **call.kwargs))
+                call.result = verdict.result
                 while depth:
                     depth -= 1
                     leave = self._leave[depth]
-                    if leave is not None:
-                        leave(call)
-            except BaseException as error:  # noqa: BLE001 - a layer must see every end
-                depth, decided = self._unwind(call, error, depth)
-                entering = isinstance(decided, Again)
-                if isinstance(decided, Done):
-                    result = decided.result
-                elif decided.delay:
-                    self._clock.sleep(decided.delay)
-            else:
-                return result
-
-    async def run_async(self, call: Call) -> Any:
-        """Run *call* like `run`; hooks may return awaitables, and waits suspend the task."""
-        depth, size, entering, result = 0, len(self._enter), True, None
-        while True:
-            try:
-                while entering:
-                    if depth == size:
-                        result, entering = await self.function(*call.args, **call.kwargs), False
+                    again = None if leave is None else leave(call)
+                    if again is not None:
+                        depth, verdict = depth + 1, again
                         break
-                    enter = self._enter[depth]
-                    verdict = None if enter is None else await _settled(enter(call))
-                    depth += 1
-                    if verdict is not None:
-                        result, entering = verdict.result, False
-                while depth:
-                    depth -= 1
-                    leave = self._leave[depth]
-                    if leave is not None:
-                        await _settled(leave(call))
+                else:
+                    return verdict.result
             except BaseException as error:  # noqa: BLE001 - a layer must see every end
-                depth, decided = await self._unwind_async(call, error, depth)
-                entering = isinstance(decided, Again)
-                if isinstance(decided, Done):
-                    result = decided.result
-                elif decided.delay:
-                    await self._clock.sleep_async(decided.delay)
-            else:
-                return result
+                depth, verdict = self._unwind(call, error, depth)
 
-    def explain(self) -> str:
-        """Return the plan as text, outermost first."""
-        lines = [f"{inspect.unwrap(self.function).__name__}:"]
-        for depth, layer in enumerate(self.layers):
-            lines.append(f"{'  ' * (depth + 1)}{layer.label} {layer.describe()}".rstrip())
-        colour = "async def" if self.is_async else "def"
-        lines.append(f"{'  ' * (len(self.layers) + 1)}{colour} {self.function.__name__}")
-        return "\n".join(lines)
-
-    def _unwind(self, call: Call, error: BaseException, depth: int) -> tuple[int, Done | Again]:
+    def _unwind(
+        self, call: Call, error: BaseException, depth: int | None = None
+    ) -> tuple[int, Done | Again]:
         """Ask the entered layers, innermost first; return how deep the run goes on, and how."""
+        depth = len(self.layers) if depth is None else depth
         while depth:
             depth -= 1
             fail = self._fail[depth]
-            verdict = None if fail is None else fail(call, error)
-            if verdict is not None:
-                return depth + isinstance(verdict, Again), verdict
+            try:
+                verdict = None if fail is None else fail(call, error)
+            except BaseException as other:  # noqa: BLE001 - it takes the error's place
+                error = _in_place_of(error, other)
+            else:
+                if verdict is not None:
+                    return depth + isinstance(verdict, Again), verdict
         raise error
+
+    async def run_async(self, call: Call) -> Any:
+        """Run *call* like `run`; hooks may return awaitables, and waits suspend the task."""
+        call.clock = self.clock
+        depth = 0
+        try:
+            for depth, enter in self._entering:  # noqa: B007 - says how far it came
+                done = enter(call)
+                if done is not None and type(done) is not Done:
+                    done = await done
+                if done is not None:
+                    break
+            else:
+                depth = len(self.layers)
+                result = call.result = await self.function(*call.args, **call.kwargs)
+                for depth, leave in self._leaving:  # noqa: B007
+                    again = leave(call)
+                    if again is not None and type(again) is not Again:
+                        again = await again
+                    if again is not None:
+                        break
+                else:
+                    return result
+                done = None
+        except BaseException as error:  # noqa: BLE001 - a layer must see every end
+            failure = error
+        else:
+            if done is not None:
+                return await self._go_on_async(call, depth + 1, done)
+            return await self._go_on_async(call, depth + 1, again)
+        try:
+            return await self._go_on_async(call, *await self._unwind_async(call, failure, depth))
+        finally:
+            del failure
+
+    async def _go_on_async(self, call: Call, depth: int, verdict: Done | Again) -> Any:
+        size = len(self.layers)
+        while True:
+            try:
+                if type(verdict) is Again:
+                    if verdict.delay:
+                        await self.clock.sleep_async(verdict.delay)
+                    verdict = Done()
+                    while depth < size:
+                        enter = self._enter[depth]
+                        done = None if enter is None else await _settled(enter(call))
+                        depth += 1
+                        if done is not None:
+                            verdict = done
+                            break
+                    else:
+                        verdict = Done(await self.function(*call.args, **call.kwargs))
+                call.result = verdict.result
+                while depth:
+                    depth -= 1
+                    leave = self._leave[depth]
+                    again = None if leave is None else await _settled(leave(call))
+                    if again is not None:
+                        depth, verdict = depth + 1, again
+                        break
+                else:
+                    return verdict.result
+            except BaseException as error:  # noqa: BLE001 - a layer must see every end
+                depth, verdict = await self._unwind_async(call, error, depth)
 
     async def _unwind_async(
         self, call: Call, error: BaseException, depth: int
@@ -122,68 +197,102 @@ class Plan:
         while depth:
             depth -= 1
             fail = self._fail[depth]
-            verdict = None if fail is None else await _settled(fail(call, error))
-            if verdict is not None:
-                return depth + isinstance(verdict, Again), verdict
+            try:
+                verdict = None if fail is None else await _settled(fail(call, error))
+            except BaseException as other:  # noqa: BLE001 - it takes the error's place
+                error = _in_place_of(error, other)
+            else:
+                if verdict is not None:
+                    return depth + isinstance(verdict, Again), verdict
         raise error
+
+    def explain(self) -> str:
+        """Return the plan as text, outermost first."""
+        lines = [f"{self.name}:"]
+        for depth, layer in enumerate(self.layers):
+            lines.append(f"{'  ' * (depth + 1)}{layer.label} {layer.describe()}".rstrip())
+        colour = "async def" if self.is_async else "def"
+        lines.append(f"{'  ' * (len(self.layers) + 1)}{colour} {self.name}")
+        return "\n".join(lines)
+
+    def _hooks(self, name: str) -> list[Callable[..., Any] | None]:
+        return [layer.hook(name, is_async=self.is_async) for layer in self.layers]
 
 
 class Handler:
     """A decorated function: called like the function itself, or run as a plan."""
 
-    def __init__(self, layers: Sequence[Layer], function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        function: Callable[..., Any],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         functools.update_wrapper(self, function)
-        self.plan = Plan(layers, function)
+        self.plan = plan = Plan(layers, function, clock=clock)
+        self._bare = function if plan.only_fails and not plan.is_async else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function through its layers; an `async def` gives an awaitable."""
-        plan = self.plan
-        call = Call(args, kwargs)
-        return plan.run_async(call) if plan.is_async else plan.run(call)
+        if self._bare is None:
+            plan = self.plan
+            call = Call(args, kwargs)
+            return plan.run_async(call) if plan.is_async else plan.run(call)
+        try:
+            return self._bare(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - a layer must see every end
+            failure = error
+        try:
+            return self.plan.recover(Call(args, kwargs, clock=self.plan.clock), failure)
+        finally:
+            del failure
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind to an instance, so that methods can be decorated."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else MethodType(self, instance)
 
     def explain(self) -> str:
         """Return the plan as text."""
         return self.plan.explain()
 
+    def with_clock(self, clock: Clock) -> Handler:
+        """Return the same function on another clock, e.g. a `VirtualClock` in a test."""
+        return Handler(self.plan.layers, self.plan.function, clock=clock)
+
 
 def wrap(layer: Layer, function: Callable[..., Any]) -> Handler:
     """Put *layer* around *function*; around a `Handler` it joins the one flat plan."""
     if isinstance(function, Handler):
-        return Handler((layer, *function.plan.layers), function.plan.function)
-    if not callable(function):
+        plan = function.plan
+        return Handler((layer, *plan.layers), plan.function, clock=plan.clock)
+    if not callable(function) or isinstance(function, type):
         raise PlanError(f"{layer.label} decorates functions, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise PlanError(
+            f"{layer.label} cannot cover {function.__name__}(): a generator has not run yet when "
+            "it returns; decorate the function that consumes it"
+        )
     return Handler((layer,), function)
 
 
-def check_order(layers: Sequence[Layer], name: str) -> None:
-    """Refuse an order of *layers* that would lose or repeat messages, and show the right one."""
-    for outer, inner in itertools.pairwise(layers):
-        if outer.stage == inner.stage and outer.stage in REPEATABLE:
-            continue
-        if outer.stage == inner.stage:
-            raise PlanError(f"{name}() has {outer.label} twice: keep one of them")
-        if outer.stage > inner.stage:
-            raise PlanError(_wrong_order(layers, outer, inner, name))
-
-
-def _wrong_order(layers: Sequence[Layer], outer: Layer, inner: Layer, name: str) -> str:
-    reason = REASONS.get((outer.stage, inner.stage))
-    right = sorted(layers, key=lambda layer: layer.stage)
-    return (
-        f"{name}(): {outer.label} stands outside {inner.label}"
-        + (f", so {reason}" if reason else "")
-        + ".\nStack them in this order, outermost first:\n"
-        + "\n".join(f"    {layer.label}" for layer in right)
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - an object may be a coroutine function
     )
 
 
-def _hook(layer: Layer, name: str) -> Hook:
-    """Return the layer's own hook, or None where it only inherits the empty one."""
-    return None if getattr(type(layer), name) is getattr(Layer, name) else getattr(layer, name)
+def _present(
+    hooks: Sequence[Callable[..., Any] | None],
+) -> tuple[tuple[int, Callable[..., Any]], ...]:
+    return tuple((depth, hook) for depth, hook in enumerate(hooks) if hook is not None)
+
+
+def _in_place_of(error: BaseException, other: BaseException) -> BaseException:
+    """Return *other* with *error* as what led to it."""
+    if other is not error and other.__context__ is None:
+        other.__context__ = error
+    return other
 
 
 async def _settled(value: Any) -> Any:

@@ -70,7 +70,7 @@ class ParkedKeys:
         self._engine = engine
         self._audit = Audit(engine, clock=clock)
 
-    def keys(self, *, topic: str | None = None, limit: int = 100) -> list[ParkedKey]:
+    def waiting(self, *, topic: str | None = None, limit: int = 100) -> list[ParkedKey]:
         """Return the keys that wait, the longest waiting first."""
         names = (parked.c.aggregatetype, parked.c.aggregateid)
         grouped = (
@@ -87,7 +87,7 @@ class ParkedKeys:
         if topic is not None:
             grouped = grouped.where(parked.c.aggregatetype == topic)
         with self._engine.connect() as db:
-            rows = db.execute(grouped).all()
+            rows: Sequence[Any] = db.execute(grouped).all()
             errors = self._errors(db, [row[-1] for row in rows if row[-1] is not None])
         return [
             ParkedKey(

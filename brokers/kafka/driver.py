@@ -62,6 +62,10 @@ class Admin(Protocol):
         """Create *topic*; an existing one is left as it is."""
         ...
 
+    def largest(self, topic: str) -> int | None:
+        """Return the bytes of the largest batch that *topic* takes; None if that is not told."""
+        ...
+
     def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
         """Return how far each lane reaches and how far *group* is."""
         ...
@@ -156,8 +160,10 @@ class Driver(Protocol):
     """One client library."""
 
     name: str
-    max_message: int
-    """Bytes of one message that the client is set to send."""
+
+    def limit(self, native: Mapping[str, Any]) -> int:
+        """Return the bytes of the largest message that a producer with *native* settings takes."""
+        ...
 
     def admin(self) -> Admin:
         """Return a connected admin; `BrokerDown` or `ConfigurationError` if that fails."""

@@ -24,8 +24,7 @@ def hidden(pairs: Iterable[Pair]) -> list[tuple[str, bytes]]:
     for place, (name, value) in enumerate(pairs):
         if value is None:
             places.append(b"%d" % place)
-            value = b""
-        written.append((name, value))
+        written.append((name, b"" if value is None else value))
     if places:
         written.append((NULLS, b",".join(places)))
     return written
@@ -40,4 +39,7 @@ def restored(headers: Sequence[Pair]) -> Sequence[Pair]:
         return headers
     if any(place >= len(pairs) or pairs[place][1] for place in nulls):
         return headers
-    return [(name, None) if place in nulls else (name, value) for place, (name, value) in enumerate(pairs)]
+    return [
+        (name, None) if place in nulls else (name, value)
+        for place, (name, value) in enumerate(pairs)
+    ]

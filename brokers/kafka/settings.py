@@ -78,7 +78,7 @@ def _address(host: str, url: BrokerUrl) -> str:
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return f"{host}:{_PORT}"
-    if not name or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP's
+    if not name or not port.isdigit() or not 0 < int(port) < 65_536:
         raise InvalidUrl(f"{url}: {host!r} is no server: write host:port, port from 1 to 65535")
     return host
 

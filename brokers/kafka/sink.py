@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from holdfast.brokers.kafka.sizes import chunks
 from holdfast.errors import HoldfastError, InvalidMessage, Transient, UnknownTopic, Unsupported
 from holdfast.ports import Published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.brokers.kafka.cluster import Cluster
     from holdfast.brokers.kafka.driver import Producer
     from holdfast.caps import Caps
     from holdfast.clock import Clock
@@ -30,7 +32,7 @@ class KafkaSink:
     def __init__(
         self,
         make: Callable[[], Producer],
-        exists: Callable[[str], bool],
+        cluster: Cluster,
         caps: Caps,
         clock: Clock,
         *,
@@ -39,11 +41,12 @@ class KafkaSink:
     ) -> None:
         self.caps = caps
         self._make = make
-        self._exists = exists
+        self._cluster = cluster
         self._clock = clock
         self._seconds = seconds
         self._transactional = transactional
         self._known: set[str] = set()
+        self._narrow: dict[str, int] = {}
         self._closed = False
         self._producer: Producer | None = make()
 
@@ -53,58 +56,71 @@ class KafkaSink:
             raise Unsupported("be used after close()", "this sink", "make a new one")
         if not messages:
             return []
-        refused = self._unknown({message.topic for message in messages} - self._known)
-        until = self._clock.monotonic() + self._seconds
-        if refused:
-            return self._publish_but(refused, messages, until)
-        return self._send(messages, until)
-
-    def _publish_but(
-        self, refused: dict[str, HoldfastError], messages: Sequence[Message], until: float
-    ) -> list[Published]:
+        refused = self._learn({message.topic for message in messages} - self._known)
+        if not refused:
+            return self._send(messages)
         if self._transactional:
-            return [
-                Published(error=refused.get(message.topic, _rolled_back())) for message in messages
-            ]
+            return [Published(error=refused.get(m.topic, _rolled_back())) for m in messages]
         known = [message for message in messages if message.topic not in refused]
-        results = iter(self._send(known, until) if known else ())
+        results = iter(self._send(known) if known else ())
         return [
             Published(error=refused[message.topic]) if message.topic in refused else next(results)
             for message in messages
         ]
 
-    def _unknown(self, topics: set[str]) -> dict[str, HoldfastError]:
-        """Return the error of each of *topics* that does not exist, and learn the others."""
+    def _learn(self, topics: set[str]) -> dict[str, HoldfastError]:
+        """Look *topics* up, and return the errors of those that cannot be published to."""
         errors: dict[str, HoldfastError] = {}
-        for topic in topics:
+        for name in topics:
             try:
-                if self._exists(topic):
-                    self._known.add(topic)
-                else:
-                    errors[topic] = UnknownTopic(topic, "create it with broker.create_topic()")
-            except InvalidMessage as error:  # no topic can have that name
-                errors[topic] = error
+                largest = self._cluster.topic(name).largest
+            except (InvalidMessage, UnknownTopic) as error:
+                errors[name] = error
+                continue
+            self._known.add(name)
+            if largest is not None and self.caps.max_message and largest < self.caps.max_message:
+                self._narrow[name] = largest
         return errors
 
-    def _send(self, messages: Sequence[Message], until: float) -> list[Published]:
+    def _send(self, messages: Sequence[Message]) -> list[Published]:
+        until = self._clock.monotonic() + self._seconds
         if self._producer is None:
             self._producer = self._make()
         try:
             if self._transactional:
                 return self._send_whole(self._producer, messages, until)
-            return self._producer.publish(messages, until)
+            return self._send_parts(self._producer, messages, until)
         except BaseException as error:
             # Also when interrupted: what is on its way must not arrive behind its successors.
             _log.warning("dropping the producer and what it holds: %s", error)
             producer, self._producer = self._producer, None
             producer.abandon()
+            self._known.clear()
+            self._cluster.forget()
             raise
+
+    def _send_parts(
+        self, producer: Producer, messages: Sequence[Message], until: float
+    ) -> list[Published]:
+        """Send all at once, or in runs that a topic with a low limit takes.
+
+        A batch beyond the topic's limit would be refused with all messages in it.
+        """
+        limits = (
+            [self._narrow[m.topic] for m in messages if m.topic in self._narrow]
+            if self._narrow
+            else ()
+        )
+        if not limits:
+            return producer.publish(messages, until)
+        runs = chunks(messages, min(limits))
+        return [result for run in runs for result in producer.publish(run, until)]
 
     def _send_whole(
         self, producer: Producer, messages: Sequence[Message], until: float
     ) -> list[Published]:
         producer.begin()
-        results = producer.publish(messages, until)
+        results = self._send_parts(producer, messages, until)
         if all(result.error is None for result in results):
             producer.commit(until)
             return results
@@ -124,5 +140,3 @@ class KafkaSink:
 
 def _rolled_back() -> HoldfastError:
     return Transient("rolled back: another message of the same transaction was refused")
-
-

@@ -2,74 +2,60 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from holdfast.brokers.kafka.lane import DRAINED, FULL, LaneState
+from holdfast.brokers.kafka.books import Books
+from holdfast.brokers.kafka.lane import DRAINED, FULL
 from holdfast.clock import seconds_since_epoch
-from holdfast.errors import BrokerDown, ConfigurationError, HoldfastError, StaleDelivery, Unsupported
+from holdfast.errors import BrokerDown, ConfigurationError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from holdfast.brokers.kafka.driver import Extent, Member, Offsets, Rebalance
+    from holdfast.brokers.kafka.cluster import Cluster
+    from holdfast.brokers.kafka.driver import Member, Rebalance
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.caps import Caps
     from holdfast.clock import Clock
-    from holdfast.ports import Delivery, Lane, Listener
+    from holdfast.ports import Delivery, Lane, Listener, Position
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 _SLICE = 0.1  # how long one wait in the client may last: neither client can be woken
 
 
-class Books(Protocol):
-    """Where the lanes end and how far the group is, asked apart from the fetching.
-
-    On the fetcher's own connection an answer waits behind the fetch under way.
-    """
-
-    def extents(self, lanes: Collection[Lane]) -> dict[Lane, Extent]:
-        """Return how far each of *lanes* reaches and how far the group is."""
-        ...
-
-    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
-        """Return the first offset stored at or after a time; None when there is none."""
-        ...
-
-
 class KafkaSource:
-    """Hands out the records of the partitions it owns and commits the contiguous watermark.
+    """Hands out the records of the partitions it owns.
 
-    Commits name their offsets and never pass an unsettled message. A released message goes
-    into a local backlog, ahead of everything newer of its lane; after a crash or rebalance
-    the broker hands out everything from the committed offset on.
+    A released message goes into a local backlog, ahead of everything newer of its lane, so
+    no later message of its key overtakes it; after a crash or a rebalance the broker hands
+    out everything from the committed offset on.
     """
 
     def __init__(
         self,
         join: Callable[[Rebalance], Member],
-        books: Books,
+        cluster: Cluster,
+        group: str,
         caps: Caps,
         clock: Clock,
         settings: KafkaSettings,
         listener: Listener | None,
     ) -> None:
         self.caps = caps
-        self._books = books
+        self._cluster = cluster
+        self._group = group
         self._clock = clock
-        self._settings = settings
         self._listener = listener
-        self._lanes: dict[Lane, LaneState] = {}
+        self._books = Books(clock, settings)
+        self._lanes = self._books.lanes
         self._paused: set[Lane] = set()
-        self._epochs = itertools.count(1)
-        self._committed_at = clock.monotonic()
-        self._dirty = False
-        self._fresh = False  # whether lanes came that the client does not know to be paused
+        self._came = False  # whether lanes came that the client does not know to be paused
         self._failure: BaseException | None = None
         self._wake_asked = False
         self._closed = False
+        self._timeout = settings.timeout
         self._member = join(self)
 
     # -- handing out -----------------------------------------------------------------
@@ -79,8 +65,7 @@ class KafkaSource:
         self._open()
         until = self._clock.monotonic() + timeout
         while True:
-            if self._dirty and self._clock.monotonic() - self._committed_at >= self._settings.commit_every:
-                self._commit_soon()
+            self._books.commit_if_due(self._member)
             batch = self._from_backlog(limit)
             left = max(until - self._clock.monotonic(), 0.0)
             # Asked even when the batch is full: it keeps the membership alive.
@@ -126,8 +111,8 @@ class KafkaSource:
 
     def _after_rebalance(self) -> None:
         """Pause again what came back, and raise what the listener raised inside the client."""
-        if self._fresh:
-            self._fresh = False
+        if self._came:
+            self._came = False
             if again := self._paused & self._lanes.keys():
                 self._member.pause(again)
         if self._failure is not None:
@@ -139,18 +124,7 @@ class KafkaSource:
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle *deliveries*; a commit follows within `commit_every`, at `flush` or `close`."""
         self._open()
-        lane, state = None, None
-        for delivery in deliveries:
-            if delivery.lane is not lane:
-                lane = delivery.lane
-                state = self._lanes.get(lane)
-            if (
-                state is not None
-                and state.open.get(delivery.position) == delivery.receipt  # type: ignore[call-overload]
-                and state.epoch == delivery.epoch
-            ):
-                del state.open[delivery.position]  # type: ignore[arg-type]
-        self._dirty = True
+        self._books.settle(deliveries)
 
     def reject(self, delivery: Delivery) -> None:
         """Settle *delivery* as refused: Kafka keeps no dead letters of its own."""
@@ -161,9 +135,7 @@ class KafkaSource:
         self._open()
         if delay is not None and delay > 0:
             raise Unsupported("delay a release", "Kafka", "park the message and release it later")
-        state = self._lanes.get(delivery.lane)
-        if state is not None and state.holds(delivery):
-            state.put_back(delivery)
+        self._books.put_back(delivery)
 
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Refused: a delivery stays with its owner for as long as the owner polls."""
@@ -172,60 +144,16 @@ class KafkaSource:
     def flush(self) -> None:
         """Commit the watermark of every lane and return once the broker has it."""
         self._open()
-        self._commit(self._lanes.values())
-
-    def _positions(self, states: Iterable[LaneState]) -> Offsets:
-        """Return what is settled and neither committed nor on its way."""
-        offsets: Offsets = {}
-        for state in states:
-            busy = state.open or state.backlog or state.next is None
-            reached = None if busy else self._member.reached(state.lane)
-            position = state.position(reached)
-            if position and position != state.committed:
-                offsets[state.lane] = position
-        return offsets
-
-    def _commit(self, states: Iterable[LaneState]) -> None:
-        offsets = self._positions(states)
-        if not offsets:
-            return
-        try:
-            self._member.commit(offsets, self._settings.timeout)
-        except StaleDelivery as error:  # the next poll says which lanes are lost
-            _log.warning("commit of %s refused: %s", _shown(offsets), error)
-            return
-        self._note(offsets, None)
-
-    def _commit_soon(self) -> None:
-        self._committed_at = self._clock.monotonic()
-        self._dirty = False
-        offsets = self._positions(self._lanes.values())
-        for lane in [lane for lane, offset in offsets.items() if self._lanes[lane].sent == offset]:
-            del offsets[lane]
-        if offsets:
-            for lane, offset in offsets.items():
-                self._lanes[lane].sent = offset
-            self._member.commit_soon(offsets, self._note)
-
-    def _note(self, offsets: Offsets, error: HoldfastError | None) -> None:
-        """Remember what became of a commit; a failed one is made again."""
-        if error is not None:
-            _log.warning("commit of %s failed, to be repeated: %s", _shown(offsets), error)
-            self._dirty = True
-        for lane, offset in offsets.items():
-            if (state := self._lanes.get(lane)) is not None:
-                if error is None:
-                    state.committed = offset
-                if state.sent == offset:
-                    state.sent = None
+        self._books.commit(self._member, self._lanes.values())
 
     # -- the group, heard of inside the client's calls ---------------------------------
 
     def assigned(self, lanes: Collection[Lane]) -> None:
         """Start to keep the books of *lanes*, under a new epoch each."""
         new = sorted(lane for lane in lanes if lane not in self._lanes)
-        self._lanes.update({lane: LaneState(lane, next(self._epochs)) for lane in new})
-        self._fresh = True
+        for lane in new:
+            self._books.open(lane)
+        self._came = True
         if self._listener is not None and new:
             self._guarded(self._listener.assigned, new)
 
@@ -235,7 +163,7 @@ class KafkaSource:
         if self._listener is not None and ours:
             self._guarded(self._listener.revoked, ours)
         try:
-            self._commit([self._lanes[lane] for lane in ours])
+            self._books.commit(self._member, [self._lanes[lane] for lane in ours])
         except BrokerDown as error:
             # The lanes leave anyway: whoever gets them starts at the last commit.
             _log.warning("no commit before %s left, their messages come again: %s", ours, error)
@@ -277,7 +205,7 @@ class KafkaSource:
 
         Gaps that no message fills (compacted records, markers) count until passed.
         """
-        extents = self._books.extents(list(self._lanes))
+        extents = self._cluster.extents(self._group, self._lanes)
         return {
             lane: extents[lane].lag
             if state.next is None
@@ -285,7 +213,9 @@ class KafkaSource:
             for lane, state in self._lanes.items()
         }
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+    def seek(
+        self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
+    ) -> None:
         """Move the group in *lane*; what is handed out now becomes stale."""
         self._open()
         if lane not in self._lanes:
@@ -295,17 +225,19 @@ class KafkaSource:
             )
         if (offset is None) == (time is None):
             raise ConfigurationError("seek takes either offset= or time=, one of them")
-        extent = self._books.extents([lane])[lane]
+        extent = self._cluster.extents(self._group, [lane])[lane]
         if time is not None:
-            found = self._books.at_time(lane, int(seconds_since_epoch(time) * 1000))
+            found = self._cluster.at_time(lane, int(seconds_since_epoch(time) * 1000))
             offset = extent.end if found is None else found
-        if offset is None or not 0 <= offset <= extent.end:
-            raise ConfigurationError(f"cannot seek to offset {offset}: {lane} ends at {extent.end}")
+        if not isinstance(offset, int) or not 0 <= offset <= extent.end:
+            raise ConfigurationError(
+                f"cannot seek to offset {offset!r}: {lane} ends at {extent.end}"
+            )
         offset = max(offset, extent.first)
-        self._member.commit({lane: offset}, self._settings.timeout)
+        self._member.commit({lane: offset}, self._timeout)
         self._member.seek(lane, offset)
         choked = self._lanes[lane].choked
-        self._lanes[lane] = LaneState(lane, next(self._epochs), next=offset, committed=offset)
+        self._books.open(lane, at=offset)
         if choked and lane not in self._paused:
             self._member.resume([lane])
 
@@ -316,7 +248,7 @@ class KafkaSource:
         try:
             if self._listener is not None and self._lanes:
                 self._listener.revoked(sorted(self._lanes))
-            self._commit(self._lanes.values())
+            self._books.commit(self._member, self._lanes.values())
         finally:
             self._closed = True
             self._lanes.clear()  # so that the client's own farewell tells nobody again
@@ -325,7 +257,3 @@ class KafkaSource:
     def _open(self) -> None:
         if self._closed:
             raise Unsupported("be used after close()", "this source", "make a new one")
-
-
-def _shown(offsets: Offsets) -> str:
-    return ", ".join(f"{lane.topic}/{lane.partition}@{offset}" for lane, offset in offsets.items())

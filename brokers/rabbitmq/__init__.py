@@ -5,15 +5,15 @@ What there is on the broker (`:` and `%` inside a topic or group are written `%3
 | name | what |
 |---|---|
 | exchange `<topic>` | direct; the routing key is the number of the lane |
-| stream `<topic>:lanes` | its first record, `{"partitions": n}`, says how many lanes there are |
-| queue `<topic>:creation` | exclusive; held by whoever creates the topic |
+| queue `<topic>:lanes` | its `x-max-length` is the number of lanes; holds as many messages |
 | queue `<topic>:<group>:<lane>` | quorum, single active consumer; what a group has yet to settle |
+| queue `<topic>:<group>:ready` | empty; says that the group's queues are old enough to be safe |
 | queue `<topic>:<group>:<lane>:owner`, `…:members`, `…:hungry` | empty; their consumers count |
 | exchange and queue `:delay:<milliseconds>` | where delayed releases wait |
 
 Order per key: the publisher gives each key one lane (CRC-32 of the key modulo n, keyless
 messages in turn) and sends on one channel; a lane is one queue; its only active consumer has
-one channel. The first record of the log decides the number of lanes for all processes alike.
+one channel. The number of lanes is fixed by the broker when the topic is first declared.
 
 There is no log of messages: a group gets what is published after its first member came, or
 after `create_group`. A message that no group would get is refused (`UnknownTopic`).

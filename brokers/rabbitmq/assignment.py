@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq.control import Control
@@ -53,13 +54,14 @@ class Assignment:
         self._claims: dict[Lane, Inlet] = {}
         self._membership: Membership | None = None
         # At once, not with the first poll: what is published from now on is for this group.
-        self._lanes: Mapping[str, int] = {
-            topic: self.topology.create_group(topic, group) for topic in topics
-        }
+        self._lanes: Mapping[str, int] = self.topology.create_group(topics, group)
 
     def attend(self) -> float:
         """Keep up with the group; return how many seconds nothing needs to be done."""
         self._notice_losses()
+        for inlet in self.owned.values():
+            if inlet.deferred:
+                inlet.accept_deferred(self._clock.monotonic())
         if self._claims:
             self._notice_claims()
         membership = self._membership or self._join()
@@ -119,6 +121,8 @@ class Assignment:
         try:
             if lanes and self._listener is not None:
                 self._listener.revoked(lanes)
+            for lane in lanes:
+                self.owned[lane].accept_deferred(math.inf)
             self.flush(lanes)
         finally:
             for lane in lanes:

@@ -84,7 +84,7 @@ class RabbitBroker:
         if not topic or not group:
             raise ConfigurationError(f"create_group({topic!r}, {group!r}): name both")
         with self._turn:
-            self._topology().create_group(topic, group)
+            self._topology().create_group([topic], group)
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what waits in the queues of *group*, and what sources of this object hold.

@@ -32,14 +32,17 @@ class Delays:
         self._clock = clock
         self._outlet: Outlet | None = None
 
-    def put(self, delivery: Delivery, queue: str, seconds: float) -> None:
-        """Return once a copy of *delivery* is stored that enters *queue* after *seconds*."""
+    def put(self, delivery: Delivery, queue: str, seconds: float) -> float:
+        """Return once a copy of *delivery* is stored that enters *queue* after *seconds*.
+
+        What is returned is the moment from which a server that is killed keeps the copy.
+        """
         if self._outlet is None or not self._outlet.is_usable:
             self._outlet = Outlet(self._link)
         _, original = delivery.receipt
         position = str(delivery.position)
         properties = postponed(original, position, delivery.count or 1)
-        exchange = self._topology.delay(seconds)
+        exchange, safe_from = self._topology.delay(seconds)
         batch = self._outlet.send(
             [Parcel(exchange, queue, properties, delivery.body or b"", position)]
         )
@@ -51,3 +54,4 @@ class Delays:
         if batch.refused:
             self._topology.forget_delays()
             raise BrokerDown(f"RabbitMQ could not store the message in {exchange!r}")
+        return safe_from

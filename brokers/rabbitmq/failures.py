@@ -24,6 +24,10 @@ class NotFound(ConfigurationError):
 class Refused(ConfigurationError):
     """The broker closed the channel over what was asked of it."""
 
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.is_mismatch = code == _PRECONDITION
+
 
 def no_connection(error: BaseException, parameters: Any) -> HoldfastError:
     """Return why no connection came about, given what pika made of it."""
@@ -59,7 +63,7 @@ def closed(error: BaseException) -> HoldfastError:
         if code == _NOT_FOUND:
             return NotFound(text)
         if code in (_REFUSED, _LOCKED, _PRECONDITION):
-            return Refused(text)
+            return Refused(text, code)
     return BrokerDown(f"the connection to RabbitMQ was lost: {mask(repr(error))}")
 
 

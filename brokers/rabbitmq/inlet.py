@@ -56,6 +56,8 @@ class Inlet:
         self.arrived: deque[tuple[Any, Any, bytes]] = deque()
         self.unsettled: dict[int, None] = {}
         """Tags handed out, in order; all tags that have only arrived are higher."""
+        self.deferred: dict[int, float] = {}
+        """Tags of which a copy is stored where it may still be forgotten, and until when."""
         self.is_unflushed = False
         self._owner = names.owner(lane.topic, group, lane.partition)
         self._link = link
@@ -95,6 +97,8 @@ class Inlet:
     def accept(self, tags: list[int]) -> None:
         """Acknowledge *tags*, with as few frames as keep the others unsettled."""
         unsettled = self.unsettled
+        if deferred := self.deferred:
+            tags = [tag for tag in tags if tag not in deferred]
         tags = [tag for tag in tags if unsettled.pop(tag, 0) is None]
         if not tags:
             return
@@ -109,6 +113,17 @@ class Inlet:
         for tag in tags:
             if tag > lowest:
                 self._settle("basic_ack", tag)
+
+    def accept_deferred(self, now: float) -> None:
+        """Acknowledge what was deferred until *now*."""
+        due = [tag for tag, until in self.deferred.items() if until <= now]
+        for tag in due:
+            del self.deferred[tag]
+        self.accept(due)
+
+    def is_ours(self, tag: int) -> bool:
+        """Whether *tag* was handed out and has not been settled."""
+        return tag in self.unsettled and tag not in self.deferred
 
     def refuse(self, tag: int, *, requeue: bool) -> None:
         """Give *tag* back to the queue, or drop it for good."""

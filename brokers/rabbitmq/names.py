@@ -17,9 +17,6 @@ LANE: Final[dict[str, Any]] = {
 }
 """The queue that holds what a group has yet to settle of one lane."""
 
-RECORD: Final[dict[str, Any]] = {"x-queue-type": "stream"}
-"""The log whose first record fixes a topic's lanes."""
-
 TALLY: Final[dict[str, Any]] = {"x-expires": 3_600_000}
 """A queue that never holds a message: how many consumers it has is the information."""
 
@@ -38,14 +35,14 @@ def delay_arguments(milliseconds: int) -> dict[str, Any]:
     }
 
 
-def record(topic: str) -> str:
-    """Return the name of the log with *topic*'s lanes."""
+def lanes_arguments(lanes: int) -> dict[str, Any]:
+    """Return the arguments of the queue that says how many *lanes* a topic has."""
+    return {"x-max-length": lanes}
+
+
+def lanes(topic: str) -> str:
+    """Return the name of the queue that says how many lanes *topic* has."""
     return _checked(f"{_safe(topic)}:lanes")
-
-
-def creation(topic: str) -> str:
-    """Return the name of the lock that whoever creates *topic* holds."""
-    return _checked(f"{_safe(topic)}:creation")
 
 
 def lane_queue(topic: str, group: str, partition: int) -> str:
@@ -66,6 +63,11 @@ def members(topic: str, group: str) -> str:
 def hungry(topic: str, group: str) -> str:
     """Return the name of the tally of members that have less than their share."""
     return _checked(f"{_safe(topic)}:{_safe(group)}:hungry")
+
+
+def ready(topic: str, group: str) -> str:
+    """Return the name of the queue that says that *group*'s queues are old enough."""
+    return _checked(f"{_safe(topic)}:{_safe(group)}:ready")
 
 
 def delay(milliseconds: int) -> str:

@@ -38,6 +38,8 @@ class RabbitSettings:
     """Seconds without any answer or confirm after which the broker counts as down."""
     session: float = 1800.0
     """Seconds without a poll after which a member leaves its group, so that others go on."""
+    maturity: float = 3.0
+    """Seconds before a new queue is trusted with messages; RabbitMQ killed sooner forgets it."""
     native: Mapping[str, Any] = field(default_factory=dict)
     """Settings of pika's connection parameters."""
 
@@ -45,6 +47,8 @@ class RabbitSettings:
         for name in ("partitions", "prefetch", "max_message", "patience", "session"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
+        if self.maturity < 0:
+            raise ConfigurationError(f"maturity={self.maturity}: use 0 or more")
         if self.prefetch > 65_535:
             raise ConfigurationError(f"prefetch={self.prefetch}: use 65535 at most")
 

@@ -127,18 +127,22 @@ class RabbitSource:
         inlet = self._inlet(delivery)
         if inlet is None:
             return
+        tag = delivery.receipt[0]
         if delay is None or delay <= 0:
-            inlet.refuse(delivery.receipt[0], requeue=True)
-        else:
-            self._delays.put(delivery, inlet.queue, delay)
-            inlet.accept([delivery.receipt[0]])
+            inlet.refuse(tag, requeue=True)
+            return
+        safe_from = self._delays.put(delivery, inlet.queue, delay)
+        if safe_from <= self._clock.monotonic():
+            inlet.accept([tag])
+        else:  # until then the original is the only copy that is certain to survive
+            inlet.deferred[tag] = safe_from
 
     def _inlet(self, delivery: Delivery) -> Inlet | None:
         """Return where *delivery* can be settled; None if it is ours no more."""
         inlet = self._assignment.owned.get(delivery.lane)
         if inlet is None or inlet.epoch != delivery.epoch:
             return None
-        return inlet if delivery.receipt[0] in inlet.unsettled else None
+        return inlet if inlet.is_ours(delivery.receipt[0]) else None
 
     def flush(self) -> None:
         """Return once all that was settled is safe; `BrokerDown` if some of it was lost."""
@@ -152,7 +156,9 @@ class RabbitSource:
         """Refuse: a delivery stays with its owner."""
         raise Unsupported("extend a delivery", "RabbitMQ", "it has no lease that could run out")
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+    def seek(
+        self, lane: Lane, *, offset: int | str | None = None, time: datetime | None = None
+    ) -> None:
         """Refuse: a queue forgets what was settled."""
         raise Unsupported("seek", "RabbitMQ", "its queues keep nothing that was settled")
 

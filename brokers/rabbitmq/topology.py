@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq import names
-from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.control import Control
-from holdfast.brokers.rabbitmq.failures import NotFound, Refused, closed
+from holdfast.brokers.rabbitmq.failures import NotFound, Refused
 from holdfast.brokers.rabbitmq.outlet import Outlet, Parcel, await_batch
-from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
+from holdfast.errors import ConfigurationError, UnknownTopic
 from holdfast.extras import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from holdfast.brokers.rabbitmq.link import Link
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock
 
 _log = logging.getLogger("holdfast.brokers.rabbitmq")
-_EMPTY_SECONDS = 1.0  # after which a log that has shown nothing is taken for empty
-_LOCK_PAUSE = 0.03
 _MOST_LANES = 4096
 
 
@@ -39,7 +33,7 @@ class Topology:
         self._settings = settings
         self._clock = clock
         self._known: dict[str, int] = {}
-        self._delays: set[int] = set()
+        self._delays: dict[int, float] = {}
 
     def lanes(self, topic: str) -> int:
         """Return how many lanes *topic* has, creating it where that is allowed."""
@@ -56,28 +50,41 @@ class Topology:
     def create(self, topic: str, partitions: int) -> int:
         """Make sure that *topic* exists, and return how many lanes it has.
 
-        Who creates it at the same time with another number loses: the log's first record
-        counts for everybody. The exchange comes last, so a topic that has one is complete.
+        The number is an argument of a queue: the broker takes the first one declared and
+        refuses every other, whoever comes at the same time.
         """
         if not 1 <= partitions <= _MOST_LANES:
             raise ConfigurationError(f"partitions={partitions}: use 1 to {_MOST_LANES}")
-        lanes = self._recorded(topic)
-        if lanes is None:
-            # One at a time: RabbitMQ 3.10 drops the connection of whoever publishes to a
-            # stream that somebody else's declaration has not finished.
-            with self._alone(names.creation(topic)):
-                lanes = self._record(topic, partitions)
-                self.control.call("exchange_declare", exchange=topic, durable=True)
+        lanes = partitions if self._is(topic, partitions) else self._count(topic)
+        self.control.call("exchange_declare", exchange=topic, durable=True)
         self._known[topic] = lanes
         return lanes
 
-    def create_group(self, topic: str, group: str) -> int:
-        """Make sure that *group* gets what is published from now on; return the lanes."""
-        lanes = self.lanes(topic)
-        for partition in range(lanes):
-            queue = names.lane_queue(topic, group, partition)
+    def create_group(self, topics: Iterable[str], group: str) -> dict[str, int]:
+        """Make sure that *group* gets what is published from now on; return lanes by topic.
+
+        RabbitMQ notes that a quorum queue exists some time after it has answered, so what a
+        new queue confirms would be lost with a server that is killed right then: a new
+        queue gets no messages before it is some seconds old.
+        """
+        lanes = {topic: self.lanes(topic) for topic in topics}
+        queues = {
+            names.lane_queue(topic, group, partition): (topic, str(partition))
+            for topic, count in lanes.items()
+            for partition in range(count)
+        }
+        markers = [names.ready(topic, group) for topic in lanes] if self._settings.maturity else []
+        is_new = not all(self._exists(marker) for marker in markers)
+        for queue in queues:
             self.control.call("queue_declare", queue=queue, durable=True, arguments=names.LANE)
-            self.control.call("queue_bind", queue=queue, exchange=topic, routing_key=str(partition))
+        if is_new:
+            _log.info("group %s is new: waiting %g s", group, self._settings.maturity)
+            self._clock.sleep(self._settings.maturity)
+        for queue, (topic, key) in queues.items():
+            self.control.call("queue_bind", queue=queue, exchange=topic, routing_key=key)
+        if is_new:
+            for marker in markers:
+                self.control.call("queue_declare", queue=marker, durable=True)
         return lanes
 
     def waiting(self, queue: str) -> int:
@@ -88,8 +95,8 @@ class Topology:
             return 0
         return int(found.message_count)
 
-    def delay(self, seconds: float) -> str:
-        """Return the name of an exchange where a message waits for *seconds* or a little more.
+    def delay(self, seconds: float) -> tuple[str, float]:
+        """Return an exchange where a message waits for *seconds*, and since when it is safe.
 
         A time to live on each message would not do: a queue looks at its head only, so a
         short delay would wait behind a long one. So there is a queue per delay, and since
@@ -100,110 +107,82 @@ class Topology:
         step = delay_step(seconds)
         name = names.delay(step)
         if step not in self._delays:
+            is_new = self._settings.maturity > 0 and not self._exists(name)
             arguments = names.delay_arguments(step)
             self.control.call(
                 "exchange_declare", exchange=name, exchange_type="fanout", durable=True
             )
             self.control.call("queue_declare", queue=name, durable=True, arguments=arguments)
             self.control.call("queue_bind", queue=name, exchange=name)
-            self._delays.add(step)
-        return name
+            wait = self._settings.maturity if is_new else 0.0
+            self._delays[step] = self._clock.monotonic() + wait
+        return name, self._delays[step]
 
     def forget_delays(self) -> None:
         """Declare the delays anew when they are needed next."""
         self._delays.clear()
 
+    def _exists(self, queue: str) -> bool:
+        try:
+            self.control.call("queue_declare", queue=queue, passive=True)
+        except NotFound:
+            return False
+        return True
+
     def _recorded(self, topic: str) -> int | None:
         """Return the lanes of *topic*; None if it does not exist, or not completely."""
-        log = names.record(topic)
+        names.lanes(topic)  # refuses what is too long before pika breaks over it
         try:
             self.control.call("exchange_declare", exchange=topic, passive=True)
-            self.control.call("queue_declare", queue=log, passive=True)
+            return self._count(topic)
         except NotFound:
             return None
-        lanes = self._first_record(log, self._settings.patience)
-        if lanes is None:
-            raise BrokerDown(f"RabbitMQ does not show the first record of {log!r}")
-        return lanes
 
-    def _record(self, topic: str, partitions: int) -> int:
-        """Make the log, with *partitions* as its first record unless it has one."""
-        log = names.record(topic)
-        lanes = None
+    def _count(self, topic: str) -> int:
+        """Return the number of lanes.
+
+        A queue does not tell its arguments, so it also holds as many messages as there are
+        lanes. They are only a hint, which the broker confirms or which is corrected here.
+        """
+        queue = names.lanes(topic)
+        hint = int(self.control.call("queue_declare", queue=queue, passive=True).message_count)
         try:
-            self.control.call("queue_declare", queue=log, passive=True)
-        except NotFound:
-            self.control.call("queue_declare", queue=log, durable=True, arguments=names.RECORD)
-        else:  # somebody began and died
-            lanes = self._first_record(log, _EMPTY_SECONDS)
-        if lanes is None:
-            self._propose(log, partitions)
-            lanes = self._first_record(log, self._settings.patience)
-        if lanes is None:
-            raise BrokerDown(f"RabbitMQ does not give back what it stored in {log!r}")
-        return lanes
-
-    @contextmanager
-    def _alone(self, lock: str) -> Iterator[None]:
-        """Hold *lock*, a queue that belongs to one connection and ends with it."""
-        until = self._clock.monotonic() + self._settings.patience
-        while True:
-            try:
-                self.control.call("queue_declare", queue=lock, exclusive=True, auto_delete=True)
-                break
-            except Refused as error:
-                if self._clock.monotonic() > until:
-                    raise BrokerDown(f"another process holds {lock!r} for too long") from error
-                self._clock.sleep(_LOCK_PAUSE)
-        yield
-        self.control.call("queue_delete", queue=lock)
-
-    def _propose(self, log: str, partitions: int) -> None:
-        pika = driver("pika", extra="rabbitmq")
-        properties = pika.BasicProperties(
-            content_type="application/json", delivery_mode=2, message_id=log
+            if hint and self._is(topic, hint):
+                return hint
+        except Refused:  # this user may not declare
+            return hint
+        _log.warning("queue %r holds %d messages, which is wrong; counting anew", queue, hint)
+        for lanes in range(1, _MOST_LANES + 1):
+            if self._is(topic, lanes):
+                return lanes
+        raise ConfigurationError(
+            f"queue {queue!r} exists and was not made by Holdfast: choose another topic"
         )
-        body = json.dumps({"partitions": partitions}).encode()
+
+    def _is(self, topic: str, lanes: int) -> bool:
+        """Return whether *topic* has so many *lanes*; one that did not exist has them now."""
+        queue = names.lanes(topic)
+        arguments = names.lanes_arguments(lanes)
+        try:
+            found = self.control.call(
+                "queue_declare", queue=queue, durable=True, arguments=arguments
+            )
+        except Refused as error:
+            if error.is_mismatch:
+                return False
+            raise
+        if found.message_count < lanes:
+            self._fill(queue, lanes)
+        return True
+
+    def _fill(self, queue: str, lanes: int) -> None:
+        """Put *lanes* messages into *queue*, which drops all beyond that."""
+        pika = driver("pika", extra="rabbitmq")
+        properties = pika.BasicProperties(delivery_mode=2, message_id=queue)
         outlet = Outlet(self._link)
-        batch = outlet.send([Parcel("", log, properties, body, log)])
+        batch = outlet.send([Parcel("", queue, properties, b"", queue)] * lanes)
         await_batch(batch, self._link, self._clock, self._settings.patience)
         outlet.close()
-        if batch.refused:
-            raise BrokerDown(f"RabbitMQ did not store the number of lanes in {log!r}")
-
-    def _first_record(self, log: str, patience: float) -> int | None:
-        answer = Answer()
-        self._link.post(partial(self._read, log, answer), partial(_give_up, answer))
-        try:
-            body = answer.get(self._clock, patience, f"the first record of {log!r}")
-        except BrokerDown:
-            if answer.done or not self._link.is_alive:
-                raise
-            answer.fail(BrokerDown("nobody waits any more"))
-            return None
-        try:
-            lanes = json.loads(body)["partitions"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"{log!r} begins with {body[:60]!r}, which is no record of lanes: "
-                "another application uses this name; choose another topic"
-            ) from error
-        return int(lanes)
-
-    def _read(self, log: str, answer: Answer) -> None:
-        """Consume from the start of *log* until its first record is there."""
-
-        def opened(channel: Any) -> None:
-            channel.basic_qos(prefetch_count=1)
-            channel.basic_consume(log, received, arguments={"x-stream-offset": "first"})
-
-        def received(channel: Any, _: Any, __: Any, body: bytes) -> None:
-            answer.give(body)
-            if channel.is_open:
-                channel.close()
-
-        channel = self._link.connection.channel(on_open_callback=opened)
-        channel.add_on_close_callback(lambda _, reason: answer.fail(closed(reason)))
 
 
 def delay_step(seconds: float) -> int:
@@ -211,7 +190,3 @@ def delay_step(seconds: float) -> int:
     milliseconds = max(math.ceil(seconds * 1000) + 1, 4)  # a clock tick may already be half over
     scale = max(milliseconds.bit_length() - 3, 0)
     return -(-milliseconds >> scale) << scale
-
-
-def _give_up(answer: Answer) -> None:
-    answer.fail(BrokerDown("the connection to RabbitMQ is closed"))

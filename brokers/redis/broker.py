@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.redis import server
 from holdfast.brokers.redis.doorbell import Doorbell
 from holdfast.brokers.redis.keys import Keys
 from holdfast.brokers.redis.ledger import Ledger
@@ -46,9 +47,9 @@ class RedisBroker:
         self.name = str(url)
         self._settings, self._url, self._native = RedisSettings.split(url, native)
         self._clock = clock
-        self._keys = Keys(self._settings.prefix)
+        self.keys = Keys(self._settings.prefix)
         self._link = self._connect({})
-        self._topics = Topics(self._link, self._keys, self._settings)
+        self._topics = Topics(self._link, self.keys, self._settings)
         self.caps = Caps(
             settle=Settle.INDIVIDUAL,
             ordering=Ordering.PARTITION,
@@ -64,9 +65,8 @@ class RedisBroker:
 
     def sink(self, **native: Any) -> Sink:
         """Return a new sink with a connection of its own."""
-        link = self._connect(native)
-        link.connect()
-        return RedisSink(link, self._keys, Topics(link, self._keys, self._settings), self.caps)
+        link = self._connect_checked(native)
+        return RedisSink(link, self.keys, Topics(link, self.keys, self._settings), self.caps)
 
     def source(
         self,
@@ -81,15 +81,15 @@ class RedisBroker:
             raise ConfigurationError(
                 f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
             )
-        link = self._connect(native)
-        register = Topics(link, self._keys, self._settings)
+        link = self._connect_checked(native)
+        register = Topics(link, self.keys, self._settings)
         try:
             for topic in topics:
                 register.lanes(topic)
         except HoldfastError:
             link.disconnect()
             raise
-        keys, clock = self._keys, self._clock
+        keys, clock = self.keys, self._clock
         return RedisSource(
             link,
             Membership(link, keys, register, group, topics, self._settings.session, new_id()),
@@ -106,11 +106,13 @@ class RedisBroker:
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""
-        ledger = Ledger(self._link, self._keys, group, self._clock)
+        ledger = Ledger(self._link, self.keys, group, self._clock)
         return ledger.lags(self._lanes(topics))
 
-    def prune(self, topics: Sequence[str], *, older_than: float, most: int = 10_000) -> int:
-        """Delete messages of *topics* that every group settled, stored *older_than* seconds ago.
+    def prune(
+        self, topics: Sequence[str] | None = None, *, older_than: float, most: int = 10_000
+    ) -> int:
+        """Delete messages of *topics*, or all, that every group settled, *older_than* seconds old.
 
         About *most* per lane at a time. A message that any group has not settled is never
         deleted, nor one in a lane that no group has read yet; a lane's newest settled
@@ -121,8 +123,8 @@ class RedisBroker:
         return sum(
             self._link.calls(
                 [
-                    evaluation(PRUNE, (self._keys.stream(lane),), f"{max(cut, 0)}-0", most)
-                    for lane in self._lanes(topics)
+                    evaluation(PRUNE, (self.keys.stream(lane),), f"{max(cut, 0)}-0", most)
+                    for lane in self._lanes(self._topics.all() if topics is None else topics)
                 ]
             )
         )
@@ -134,6 +136,15 @@ class RedisBroker:
     def _lanes(self, topics: Sequence[str]) -> list[Lane]:
         counts = self._topics.known(topics)
         return [Lane(topic, number) for topic in counts for number in range(counts[topic])]
+
+    def _connect_checked(self, native: Mapping[str, Any]) -> Link:
+        link = self._connect(native)
+        try:
+            server.check(link)
+        except HoldfastError:
+            link.disconnect()
+            raise
+        return link
 
     def _connect(self, native: Mapping[str, Any], **options: Any) -> Link:
         make = connections(self._url, {**self._native, **native})

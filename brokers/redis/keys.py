@@ -45,12 +45,12 @@ class Keys:
     """Names keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self.topics = f"{prefix}:topics"
 
     def stream(self, lane: Lane) -> str:
         """Return the stream of *lane*."""
-        return f"{self._prefix}:{{{lane.topic.translate(_TAG)}:{lane.partition}}}"
+        return f"{self.prefix}:{{{lane.topic.translate(_TAG)}:{lane.partition}}}"
 
     def lane(self, lane: Lane, group: str) -> LaneKeys:
         """Return the keys of *lane* for *group*."""
@@ -60,5 +60,5 @@ class Keys:
 
     def group(self, group: str) -> GroupKeys:
         """Return the keys of *group*."""
-        start = f"{self._prefix}:{{{group.translate(_TAG)}}}:"
+        start = f"{self.prefix}:{{{group.translate(_TAG)}}}:"
         return GroupKeys(start + "members", start + "bell", start + "alive:")

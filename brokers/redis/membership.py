@@ -17,7 +17,7 @@ from holdfast.brokers.balance import balance
 from holdfast.brokers.redis import scripts
 from holdfast.brokers.redis.lane import LaneState
 from holdfast.brokers.redis.link import Command, Link, evaluation
-from holdfast.errors import ConfigurationError
+from holdfast.brokers.redis.server import uptime
 from holdfast.ports import Lane
 
 if TYPE_CHECKING:
@@ -107,21 +107,11 @@ class Membership:
         """
         self._link.connect()
         if self._seen != self._link.connected:
-            wait = self.session if self._seen else self.session - self._uptime()
+            is_back, known = self._seen > 0, uptime(self._link)
             self._seen = self._link.connected
-            self._spare_until = now + wait
+            up = 0.0 if is_back else self.session if known is None else known
+            self._spare_until = now + self.session - up
         return now < self._spare_until
-
-    def _uptime(self) -> float:
-        try:
-            answer = self._link.call("INFO", "server")
-        except ConfigurationError:
-            return self.session  # not allowed to ask
-        text = answer if isinstance(answer, bytes) else b""
-        for line in text.splitlines():
-            if line.startswith(b"uptime_in_seconds:"):
-                return float(line.partition(b":")[2])
-        return self.session
 
     def _renew(
         self, mine: Mapping[Lane, LaneState], spare: bool

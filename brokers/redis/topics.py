@@ -43,6 +43,10 @@ class Topics:
             )
         return {topic: self._lanes[topic] for topic in topics if topic in self._lanes}
 
+    def all(self) -> list[str]:
+        """Return the names of all topics."""
+        return [name.decode() for name in self._link.call("HKEYS", self._keys.topics)]
+
     def create(self, topic: str, partitions: int) -> None:
         """Make sure that *topic* exists; whoever comes first decides the number of lanes."""
         if not topic:

@@ -62,7 +62,7 @@ def parked_keys(patient: Patient) -> Iterator[Finding]:
         yield Finding(check="parked", severity=Severity.OK, text="no key is parked",
                       facts={"parked": 0})  # fmt: skip
         return
-    first = ParkedKeys(patient.engine).keys(limit=1)[0]
+    first = ParkedKeys(patient.engine).waiting(limit=1)[0]
     name = first.topic if first.key is None else f"{first.topic}/{first.key}"
     yield Finding(
         check="parked",

@@ -187,9 +187,8 @@ class PublishingPromises:
 
     def test_sinks_and_sources_outlive_the_broker_object(self, stage: Stage) -> None:
         """Closing the object that made them takes nothing away from them."""
-        topic, fresh = stage.topic(partitions=1), stage.unknown_topic()
+        topic, fresh = stage.topic(partitions=1), stage.topic(partitions=1)
         broker = stage.broker if stage.url is None else connect(stage.url)
-        stage.broker.create_topic(fresh, partitions=1)
         sink = broker.sink(**stage.hooks.sink_settings)
         source = stage.hooks.source(broker, [topic], group=stage.group)
         if stage.url is not None:

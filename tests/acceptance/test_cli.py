@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+import typer
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
+from holdfast.cli.app import app
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, create_tables
 
 
-def holdfast(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def holdfast(
+    *args: str, cwd: Path | None = None, given: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run the installed command."""
     return subprocess.run(
         [Path(sys.executable).with_name("holdfast"), *args],
@@ -22,6 +29,8 @@ def holdfast(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         text=True,
         check=False,
         cwd=cwd,
+        input=given,
+        env={**os.environ, "HOLDFAST_DATABASE": "sqlite:///shop.db", "COLUMNS": "200"},
     )
 
 
@@ -29,8 +38,23 @@ def test_help_lists_the_commands() -> None:
     """A newcomer finds the way from --help."""
     done = holdfast("--help")
     assert done.returncode == 0
-    for command in ("relay", "lag", "brokers", "version"):
+    for command in ("relay", "outbox", "db", "doctor", "lag", "brokers", "version"):
         assert command in done.stdout
+
+
+def test_every_command_teaches_by_an_example() -> None:
+    """The --help of each command ends with a line to copy."""
+    lacking = []
+
+    def walk(group: Any, path: list[str]) -> None:
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                walk(command, [*path, name])
+            elif "Example" not in (command.epilog or ""):
+                lacking.append(" ".join([*path, name]))
+
+    walk(typer.main.get_command(app), [])
+    assert lacking == []
 
 
 def test_an_unknown_broker_is_one_sentence(tmp_path: Path) -> None:
@@ -52,12 +76,13 @@ def test_a_bad_database_url_hides_its_password(tmp_path: Path) -> None:
 
 
 def test_a_missing_outbox_table_is_one_sentence(tmp_path: Path) -> None:
-    """The sidecar says which table is missing."""
+    """The sidecar says which table is missing and what makes it."""
     done = holdfast(
         "relay", "--once", "--database", "sqlite:///empty.db", "--broker", "memory:", cwd=tmp_path
     )
     assert done.returncode == 2
     assert "holdfast_outbox" in done.stderr
+    assert "holdfast db upgrade" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -88,3 +113,112 @@ def test_relay_once_publishes_what_was_committed(tmp_path: Path) -> None:
     assert bodies == [b'{"number":0}', b'{"number":1}', b'{"number":2}']
     source.close()
     broker.close()
+
+
+@pytest.fixture
+def parked(tmp_path: Path) -> Path:
+    """Make a shop with one key parked: a refused event with an ugly payload, and one behind."""
+    assert holdfast("db", "upgrade", cwd=tmp_path).returncode == 0
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    ugly = {"n": 1, "note": "\x1b[31mred\x9b2J\u202egnp.exe [bold]x[/bold] " + "x" * 3000}
+    with Session(engine) as session, session.begin():
+        Outbox().add(session, ugly, topic="orders", key="k\x1b]0;owned\x07")
+        Outbox().add(session, {"n": 2}, topic="orders", key="k\x1b]0;owned\x07")
+        Outbox().add(session, b"\xff\xfe" + b"y" * 3000, topic="orders")
+    engine.dispose()
+    done = holdfast("relay", "--once", "--broker", "sqlite:///b.db?max_message=2000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def first(folder: Path) -> str:
+    """Return the number of the first refused event."""
+    listed = json.loads(holdfast("outbox", "parked", "list", "--json", cwd=folder).stdout)
+    return str(listed[0]["first"])
+
+
+def test_an_operator_cures_a_parked_key(parked: Path) -> None:
+    """List, show, edit, release, relay, audit: the whole way at a shell."""
+    number = first(parked)
+    shown = holdfast("outbox", "parked", "show", number, "--json", cwd=parked)
+    assert json.loads(json.loads(shown.stdout)[0]["payload"]["text"])["n"] == 1
+    acts: list[tuple[tuple[str, ...], str]] = [
+        (("edit", number, "--payload-file", "-", "--reason", "shorter"), '{"n":1}'),
+        (("release", number, "--reason", "it fits now", "--actor", "ada"), ""),
+    ]
+    for args, given in acts:
+        done = holdfast("outbox", "parked", *args, cwd=parked, given=given)
+        assert done.returncode == 0, done.stderr
+    done = holdfast("relay", "--once", "--broker", "sqlite:///b.db?max_message=2000", cwd=parked)
+    assert "published 2 events" in done.stdout
+    trail = json.loads(holdfast("outbox", "audit", "--json", cwd=parked).stdout)
+    assert [(entry["action"], entry["reason"]) for entry in trail] == [
+        ("release", "it fits now"), ("edit", "shorter"),
+    ]  # fmt: skip
+    assert trail[0]["actor"] == "ada"
+    assert trail[1]["actor"]
+    assert "red" not in str(trail)
+
+
+@pytest.mark.parametrize("args", [("list",), ("show", "--topic", "orders"), ("list", "--json"),
+                                  ("show", "--topic", "orders", "--json")])  # fmt: skip
+def test_nothing_that_is_shown_commands_the_terminal(parked: Path, args: tuple[str, ...]) -> None:
+    """Escape sequences, control characters and direction marks come out as their codes."""
+    done = holdfast("outbox", "parked", *args, cwd=parked)
+    assert done.returncode == 0, done.stderr
+    for char in "\x1b\x9b\x07\u202e":
+        assert char not in done.stdout
+    assert "owned" in done.stdout
+    if "show" in args:
+        assert "[bold]x[/bold]" in done.stdout
+        assert "base64" in done.stdout
+
+
+def test_a_skip_asks_first(parked: Path) -> None:
+    """Without a terminal it needs --yes; without a reason nothing happens at all."""
+    number = first(parked)
+    unasked = holdfast("outbox", "parked", "skip", number, "--reason", "x", cwd=parked)
+    assert unasked.returncode == 2
+    assert "--yes" in unasked.stderr
+    assert holdfast("outbox", "parked", "skip", number, "--yes", cwd=parked).returncode == 2
+    assert first(parked) == number
+    done = holdfast("outbox", "parked", "skip", number, "--reason", "x", "--yes", cwd=parked)
+    assert done.returncode == 0, done.stderr
+    assert first(parked) != number
+
+
+def test_what_is_not_parked_is_exit_code_1(parked: Path) -> None:
+    """A script can tell a wrong number from a wrong command."""
+    for args in (("show", "999"), ("skip", "999", "--reason", "x", "--yes"),
+                 ("release", "--topic", "none", "--reason", "x")):  # fmt: skip
+        done = holdfast("outbox", "parked", *args, cwd=parked)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+    assert holdfast("outbox", "parked", "show", cwd=parked).returncode == 2
+
+
+def test_the_tables_are_upgraded_and_shown(tmp_path: Path) -> None:
+    """`db current` exits with 1 until `db upgrade` has run; `db sql` prints statements only."""
+    assert holdfast("db", "current", cwd=tmp_path).returncode == 1
+    assert "outbox_0001" in holdfast("db", "upgrade", cwd=tmp_path).stdout
+    assert holdfast("db", "current", cwd=tmp_path).returncode == 0
+    assert "nothing to do" in holdfast("db", "upgrade", cwd=tmp_path).stdout
+    script = holdfast("db", "sql", "--dialect", "postgresql", cwd=tmp_path)
+    assert "CREATE TABLE holdfast_outbox (" in script.stdout
+    assert "autovacuum_vacuum_scale_factor = 0" in script.stdout
+    assert holdfast("db", "sql", "--dialect", "oracle", cwd=tmp_path).returncode == 2
+
+
+def test_one_file_configures_every_command(tmp_path: Path) -> None:
+    """The sidecar's file serves the operator's commands as well; the environment is empty."""
+    (tmp_path / "holdfast.toml").write_text(
+        'database = "sqlite:///filed.db"\nbroker = "memory:"\n[relay]\nbatch = 10\n'
+    )
+    for command in (("db", "upgrade"), ("outbox", "parked", "list"), ("outbox", "audit"),
+                    ("relay", "--once")):  # fmt: skip
+        done = subprocess.run(
+            [Path(sys.executable).with_name("holdfast"), *command, "--config", "holdfast.toml"],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "filed.db").exists()

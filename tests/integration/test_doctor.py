@@ -274,7 +274,7 @@ def test_dead_rows_and_a_lost_vacuum_setting_are_named(pg: Engine) -> None:
         deadline=20,
     )[0]  # fmt: skip
     assert "VACUUM holdfast_outbox" in str(dead.fix)
-    reset = [f for f in Doctor(pg, limits=limits).examine() if "a share of its rows" in f.text][0]
+    reset = next(f for f in Doctor(pg, limits=limits).examine() if "a share of its rows" in f.text)
     with pg.begin() as db:
         db.execute(text(str(reset.fix).removeprefix("run  ")))
     again = Doctor(pg, limits=limits).examine()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sqlalchemy.engine import Engine
 
 BIG = "x" * 3000
 WARRANT = Warrant(actor="ada", reason="OPS-12: payload too large")
@@ -35,7 +34,7 @@ class Shop:
     def __init__(self, url: str, folder: Path) -> None:
         self.engine = open_database(url)
         Migrations(self.engine).upgrade()
-        self.keys = ParkedKeys(self.engine)
+        self.parked = ParkedKeys(self.engine)
         self.audit = Audit(self.engine)
         self._broker = connect(f"sqlite:///{folder}/broker.db?max_message=2000")
 
@@ -87,42 +86,42 @@ def test_a_parked_key_shows_what_holds_it(shop: Shop) -> None:
     shop.add(("a", {"n": 1}), ("a", BIG), ("a", {"n": 2}), ("b", {"n": 3}), (None, BIG))
     shop.relay()
     assert sorted(shop.published()) == [("a", b'{"n":1}'), ("b", b'{"n":3}')]
-    held, keyless = shop.keys.keys()
+    held, keyless = shop.parked.waiting()
     assert (held.topic, held.key, held.refused, held.behind) == ("orders", "a", 1, 1)
     assert held.error is not None
     assert "exceeds the limit of 2000" in held.error
     assert (keyless.key, keyless.refused, keyless.behind) == (None, 1, 0)
-    refused, behind = shop.keys.events(Selection(topic="orders", key="a"))
+    refused, behind = shop.parked.events(Selection(topic="orders", key="a"))
     assert refused.seq == held.first
     assert (refused.state, behind.state, behind.payload) == ("refused", "behind", b'{"n":2}')
     assert dict(refused.headers)["ce_id"] == refused.id.encode()
-    assert shop.keys.events(Selection(events=(refused.id,))) == [refused]
+    assert shop.parked.events(Selection(events=(refused.id,))) == [refused]
 
 
 def test_an_edited_and_released_event_goes_first_of_its_key(shop: Shop) -> None:
     """Order per key holds through park, edit and release, also with events added meanwhile."""
     shop.add(("a", {"n": 1, "note": BIG}), ("a", {"n": 2}))
     shop.relay()
-    first = str(shop.keys.keys()[0].first)
-    edited = shop.keys.edit(first, Edit(payload=b'{"n":1,"note":"short"}'), WARRANT)
+    first = str(shop.parked.waiting()[0].first)
+    edited = shop.parked.edit(first, Edit(payload=b'{"n":1,"note":"short"}'), WARRANT)
     assert edited.state == "refused"
     assert shop.relay() == 0
-    shop.keys.release(Selection(events=(first,)), WARRANT)
+    shop.parked.release(Selection(events=(first,)), WARRANT)
     shop.add(("a", {"n": 3}))
     assert shop.relay() == 3
     assert shop.published() == [
         ("a", b'{"n":1,"note":"short"}'), ("a", b'{"n":2}'), ("a", b'{"n":3}'),
     ]  # fmt: skip
-    assert shop.keys.keys() == []
+    assert shop.parked.waiting() == []
 
 
 def test_a_release_without_a_cure_parks_again(shop: Shop) -> None:
     """The key waits on, in order, and nothing is lost."""
     shop.add(("a", BIG), ("a", {"n": 2}))
     shop.relay()
-    assert shop.keys.release(Selection(topic="orders", key="a"), WARRANT) == 1
+    assert shop.parked.release(Selection(topic="orders", key="a"), WARRANT) == 1
     assert shop.relay() == 0
-    key = shop.keys.keys()[0]
+    key = shop.parked.waiting()[0]
     assert (key.refused, key.behind, key.released) == (1, 1, 0)
     assert shop.published() == []
 
@@ -131,10 +130,10 @@ def test_a_skip_lets_the_rest_of_the_key_flow(shop: Shop) -> None:
     """The skipped event is gone for good, and what waited behind it goes by itself."""
     shop.add(("a", BIG), ("a", {"n": 2}), ("a", {"n": 3}))
     shop.relay()
-    shop.keys.skip(str(shop.keys.keys()[0].first), WARRANT)
+    shop.parked.skip(str(shop.parked.waiting()[0].first), WARRANT)
     assert shop.relay() == 2
     assert shop.published() == [("a", b'{"n":2}'), ("a", b'{"n":3}')]
-    assert shop.keys.keys() == []
+    assert shop.parked.waiting() == []
 
 
 def test_a_whole_topic_is_released_at_once(shop: Shop) -> None:
@@ -144,9 +143,9 @@ def test_a_whole_topic_is_released_at_once(shop: Shop) -> None:
     shop.relay()
     with shop.engine.begin() as db:
         db.execute(text("UPDATE holdfast_outbox_parked SET payload = NULL"))
-    assert shop.keys.release(Selection(topic="orders"), WARRANT) == 1100
+    assert shop.parked.release(Selection(topic="orders"), WARRANT) == 1100
     assert shop.relay() == 1200
-    assert [key.topic for key in shop.keys.keys()] == ["else"]
+    assert [key.topic for key in shop.parked.waiting()] == ["else"]
     entry = shop.audit.entries()[0]
     assert (entry.subject, entry.detail["events"]) == ("orders", 1100)
 
@@ -155,18 +154,18 @@ def test_only_refused_events_can_be_changed(shop: Shop) -> None:
     """An event that the relay may be publishing right now is left alone."""
     shop.add(("a", BIG), ("a", {"n": 2}))
     shop.relay()
-    refused, behind = (str(e.seq) for e in shop.keys.events(Selection(topic="orders", key="a")))
+    refused, behind = (str(e.seq) for e in shop.parked.events(Selection(topic="orders", key="a")))
     with pytest.raises(NotParked, match="waits behind"):
-        shop.keys.skip(behind, WARRANT)
+        shop.parked.skip(behind, WARRANT)
     with pytest.raises(NotParked, match="waits behind"):
-        shop.keys.edit(behind, Edit(payload=b"{}"), WARRANT)
-    shop.keys.release(Selection(events=(refused,)), WARRANT)
+        shop.parked.edit(behind, Edit(payload=b"{}"), WARRANT)
+    shop.parked.release(Selection(events=(refused,)), WARRANT)
     with pytest.raises(NotParked, match="released already"):
-        shop.keys.skip(refused, WARRANT)
+        shop.parked.skip(refused, WARRANT)
     with pytest.raises(NotParked, match="nothing refused"):
-        shop.keys.release(Selection(events=(refused,)), WARRANT)
+        shop.parked.release(Selection(events=(refused,)), WARRANT)
     with pytest.raises(NotParked, match="no event 99999"):
-        shop.keys.skip("99999", WARRANT)
+        shop.parked.skip("99999", WARRANT)
     assert [entry.action for entry in shop.audit.entries()] == ["release"]
 
 
@@ -176,11 +175,9 @@ def test_every_act_is_audited_without_payloads(shop: Shop) -> None:
     after = b'{"card":"4222-secret","lines":[1,2,3],"new":true,"note":"y"}'
     shop.add(("a", before))
     shop.relay()
-    event = shop.keys.events(Selection(topic="orders", key="a"))[0]
-    shop.keys.edit(
-        str(event.seq), Edit(payload=after, headers=(("x-fixed", "yes"),)), WARRANT
-    )
-    shop.keys.skip(event.id, Warrant(actor="bob", reason="test data"))
+    event = shop.parked.events(Selection(topic="orders", key="a"))[0]
+    shop.parked.edit(str(event.seq), Edit(payload=after, headers=(("x-fixed", "yes"),)), WARRANT)
+    shop.parked.skip(event.id, Warrant(actor="bob", reason="test data"))
     skip, edit = shop.audit.entries()
     assert (edit.actor, edit.action, edit.reason) == ("ada", "edit", WARRANT.reason)
     assert edit.subject == f"orders/a#{event.seq}"
@@ -201,26 +198,26 @@ def test_an_act_whose_audit_cannot_be_written_does_not_happen(shop: Shop) -> Non
     """Deed and entry commit together."""
     shop.add(("a", BIG))
     shop.relay()
-    first = str(shop.keys.keys()[0].first)
+    first = str(shop.parked.waiting()[0].first)
     with shop.engine.begin() as db:
         db.execute(text("DROP TABLE holdfast_outbox_audit"))
     with pytest.raises(Exception, match="holdfast_outbox_audit"):
-        shop.keys.skip(first, WARRANT)
-    assert shop.keys.keys()[0].refused == 1
+        shop.parked.skip(first, WARRANT)
+    assert shop.parked.waiting()[0].refused == 1
 
 
 def test_two_operators_do_not_act_twice(shop: Shop) -> None:
     """Of several skips of one event at once, one wins and the others are told."""
     shop.add(("a", BIG))
     shop.relay()
-    first = str(shop.keys.keys()[0].first)
+    first = str(shop.parked.waiting()[0].first)
     results: list[str] = []
     start = threading.Barrier(4)
 
     def skip() -> None:
         start.wait()
         try:
-            shop.keys.skip(first, WARRANT)
+            shop.parked.skip(first, WARRANT)
             results.append("skipped")
         except NotParked:
             results.append("told")
@@ -246,10 +243,10 @@ def test_an_edit_keeps_identity_and_kind(shop: Shop) -> None:
         Edit(headers=(("bad name", "x"),))
     shop.add(("a", {"note": BIG}))
     shop.relay()
-    first = str(shop.keys.keys()[0].first)
+    first = str(shop.parked.waiting()[0].first)
     with pytest.raises(InvalidMessage, match="not JSON"):
-        shop.keys.edit(first, Edit(payload=b"{oops"), WARRANT)
-    forced = shop.keys.edit(first, Edit(payload=b"\xff\x00", force=True), WARRANT)
+        shop.parked.edit(first, Edit(payload=b"{oops"), WARRANT)
+    forced = shop.parked.edit(first, Edit(payload=b"\xff\x00", force=True), WARRANT)
     assert forced.payload == b"\xff\x00"
 
 
@@ -257,7 +254,7 @@ def test_a_key_of_another_case_is_another_key(shop: Shop) -> None:
     """Releasing one key leaves its look-alikes parked."""
     shop.add(("Ada", BIG), ("ada", BIG), ("ada ", BIG))
     shop.relay()
-    assert shop.keys.release(Selection(topic="orders", key="ada"), WARRANT) == 1
+    assert shop.parked.release(Selection(topic="orders", key="ada"), WARRANT) == 1
 
 
 @pytest.mark.parametrize("warrant", [{"actor": " ", "reason": "x"}, {"actor": "a", "reason": ""}])

@@ -94,7 +94,8 @@ def own_server(servers: Fleet) -> Iterator[TlsRabbitMQ]:
 
 
 def broker_at(url: str, **native: Any) -> RabbitBroker:
-    return RabbitBroker(BrokerUrl.parse(url), **native)
+    """Return the broker at *url*, which trusts new queues at once."""
+    return RabbitBroker(BrokerUrl.parse(url), **{"maturity": 0, **native})
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def own_broker(own_server: TlsRabbitMQ) -> Iterator[RabbitBroker]:
 class TestConformance(BrokerConformance):
     @pytest.fixture
     def url(self, rabbitmq: RabbitMQ) -> str:
-        return rabbitmq.url
+        return f"{rabbitmq.url}?maturity=0"
 
     @pytest.fixture
     def broker(self, rabbitmq: RabbitMQ) -> Iterator[RabbitBroker]:
@@ -355,7 +356,7 @@ def test_all_processes_agree_on_the_number_of_lanes(rabbitmq: RabbitMQ, topic: s
 def test_names_with_separators_never_meet() -> None:
     """Topic and group are told apart in every name."""
     pairs = [("a", "b:c"), ("a:b", "c"), ("a%3Ab", "c"), ("a", "b"), ("a", "lanes")]
-    made = [names.lane_queue(*pair, 0) for pair in pairs] + [names.record(t) for t, _ in pairs[:3]]
+    made = [names.lane_queue(*pair, 0) for pair in pairs] + [names.lanes(t) for t, _ in pairs[:3]]
     assert len(set(made)) == len(made)
 
 
@@ -611,8 +612,7 @@ def test_settling_after_a_lost_connection_changes_nothing(
             reader.source.accept(old[:1])
             proxy.cut()
             with pytest.raises(BrokerDown):
-                while reader.source.assignment():
-                    reader.source.poll(1, 0.05)
+                _poll_while_assigned(reader.source)
             proxy.heal()
             for settle in (reader.source.reject, lambda d: reader.source.accept([d])):
                 settle(old[1])
@@ -627,6 +627,11 @@ def test_settling_after_a_lost_connection_changes_nothing(
             assert sum(broker.lag("billing", [topic]).values()) == 0
     assert any("lost RabbitMQ" in record.getMessage() for record in caplog.records)
     assert not any("guest:guest" in record.getMessage() for record in caplog.records)
+
+
+def _poll_while_assigned(source: Source) -> None:
+    while source.assignment():
+        source.poll(1, 0.05)
 
 
 def test_a_flush_that_cannot_know_says_so(rabbitmq: RabbitMQ, topic: str) -> None:
@@ -664,7 +669,7 @@ def test_a_flushed_accept_survives_the_death_of_the_server(
     own_server: TlsRabbitMQ, topic: str
 ) -> None:
     """AMQP confirms no acknowledgement; flush waits until the queue's log has it."""
-    broker = broker_at(own_server.url, partitions=1)
+    broker = broker_at(own_server.url, partitions=1, maturity=3)
     count = 400
     with Reader(broker, topic, prefetch=count) as reader, sink_of(broker) as send:
         send(topic, *(b"%d" % n for n in range(count + 1)))
@@ -771,7 +776,7 @@ class Soak:
 
 
 def _soak(server: RabbitMQ, topic: str, *, restarts: int) -> str:
-    broker = broker_at(server.url, partitions=4)
+    broker = broker_at(server.url, partitions=4, maturity=3)
     soak = Soak(server.url, topic)
     members = [broker.source([topic], group="billing") for _ in range(2)]
     threads = [soak.run(soak.produce), *(soak.run(soak.consume, member) for member in members)]
@@ -782,6 +787,7 @@ def _soak(server: RabbitMQ, topic: str, *, restarts: int) -> str:
             server.start()
         soak.work_goes_on()
         soak.stopping.set()
+        threads[0].join(60.0)
         wait_until(soak.is_drained, deadline=60.0, what="everything comes")
     finally:
         soak.stopping.set()

@@ -169,7 +169,7 @@ def test_the_count_is_the_one_that_redis_shows(
         counts.append(delivery.count)
         source.release(delivery, blame=blame)
     [delivery] = take(source, 1)
-    stream = broker._keys.stream(Lane("t", 0))
+    stream = broker.keys.stream(Lane("t", 0))
     with closing(raw(redis)) as direct:
         [pending] = direct.xpending_range(stream, "g", "-", "+", 10)
     assert (counts, delivery.count) == ([1, 2, 2], 3)
@@ -257,7 +257,7 @@ def test_a_broken_connection_never_stores_a_message_twice(redis: Redis, directio
         with closing(broker), closing(broker.sink()) as sink:
             message = Message.new("t", b"x" * 1000, key=b"k")
             assert sink.publish([message])[0].error is None
-            stream = broker._keys.stream(Lane("t", 0))
+            stream = broker.keys.stream(Lane("t", 0))
             proxy.stop_after(100 if direction == "to_server" else 3, direction)
             healing = threading.Thread(target=_heal_once_cut, args=(proxy,))
             healing.start()  # whoever tries again by itself would succeed
@@ -280,7 +280,7 @@ def test_messages_whose_delivery_was_lost_on_the_way_come_again_without_blame(
     """Redis has them as handed out; the member finds that nobody ever got them."""
     positions = publish(sink, *(b"%d" % n for n in range(20)))
     with FaultProxy(redis.host, redis.port) as proxy:
-        far = connect(f"redis://{proxy.address}/0", prefix=broker._settings.prefix)
+        far = connect(f"redis://{proxy.address}/0", prefix=broker.keys.prefix)
         with closing(far), closing(far.source(["t"], group="g")) as source:
             settle_in(source, lanes=1)
             proxy.stop_after(200, "to_client")
@@ -354,7 +354,7 @@ def test_a_batch_stays_whole_when_memory_runs_out_within_it(private_server: Priv
     ):
         publish(sink, b"a")
         direct.config_set("maxmemory", direct.info("memory")["used_memory"] + (1 << 20))
-        stream, batches = broker._keys.stream(Lane("t", 0)), 0
+        stream, batches = broker.keys.stream(Lane("t", 0)), 0
         with suppress(BrokerDown):
             while batches < 50:
                 sink.publish([Message.new("t", bytes(2000), key=b"k") for _ in range(40)])
@@ -433,7 +433,7 @@ def test_a_leased_lane_cannot_be_taken(
     """The server decides it, for a member whose view of the group is outdated."""
     source = opened()
     settle_in(source, lanes=1)
-    stream, state, lease, _ = broker._keys.lane(Lane("t", 0), "g")
+    stream, state, lease, _ = broker.keys.lane(Lane("t", 0), "g")
     with closing(raw(redis)) as direct:
         rival = [TAKE.sha, 3, stream, state, lease, "rival", "g", 1000, 0]
         assert direct.evalsha(*rival) is None
@@ -467,14 +467,14 @@ def test_a_member_taken_for_dead_reads_and_changes_nothing(
     redis: Redis, sink: Sink, broker: RedisBroker
 ) -> None:
     """Even one that knows nothing of it yet: the server refuses what its epoch is over for."""
-    patient = {"prefix": broker._settings.prefix, "session": 300.0}
+    patient = {"prefix": broker.keys.prefix, "session": 300.0}
     publish(sink, b"a", b"b")
     with closing(connect(redis.url, **patient)) as other, closing(raw(redis)) as direct:
         first, second = (other.source(["t"], group="g") for _ in range(2))
         with closing(first), closing(second):
             old, late = take(first, 2)
-            stream, state, lease, due = broker._keys.lane(Lane("t", 0), "g")
-            direct.delete(lease, broker._keys.group("g").members)  # as if its session had ended
+            stream, state, lease, due = broker.keys.lane(Lane("t", 0), "g")
+            direct.delete(lease, broker.keys.group("g").members)  # as if its session had ended
             direct.hset(state, "owner", "")
             new = take(second, 2)
             assert [d.count for d in new] == [2, 2], "its owner seemed to have died with it"
@@ -501,7 +501,7 @@ def test_pruning_keeps_what_any_group_has_not_settled(
     assert broker.prune(["t"], older_than=3600.0) == 0
     assert broker.prune(["t"], older_than=0.0) == 50
     with closing(raw(redis)) as direct:
-        [(first, _)] = direct.xrange(broker._keys.stream(Lane("t", 0)), count=1)
+        [(first, _)] = direct.xrange(broker.keys.stream(Lane("t", 0)), count=1)
     assert first.decode() == positions[50]
     source.accept([came[50]])
     assert broker.prune(["t"], older_than=0.0) == 149
@@ -517,7 +517,7 @@ def test_the_lag_is_counted_where_the_server_cannot_tell_it(
     source = opened()
     take(source, 1)
     with closing(raw(redis)) as direct:
-        stream = broker._keys.stream(Lane("t", 0))
+        stream = broker.keys.stream(Lane("t", 0))
         direct.xdel(stream, positions[100])
         assert direct.xinfo_groups(stream)[0].get("lag") is None
     assert broker.lag("g", ["t"]) == {Lane("t", 0): 249}
@@ -533,7 +533,7 @@ def test_a_deleted_message_does_not_hold_up_its_lane(
     for delivery in take(source, 2):
         source.release(delivery, blame=False)
     with closing(raw(redis)) as direct:
-        direct.xdel(broker._keys.stream(Lane("t", 0)), positions[0])
+        direct.xdel(broker.keys.stream(Lane("t", 0)), positions[0])
     [delivery] = take(source, 1)
     source.accept([delivery])
     assert delivery.body == b"b"
@@ -554,7 +554,7 @@ def test_a_member_recovers_from_what_an_operator_deletes(
     ):
         publish(sink, b"a")
         source.accept(take(source, 1))
-        stream = broker._keys.stream(Lane("t", 0))
+        stream = broker.keys.stream(Lane("t", 0))
         match harm:
             case "group":
                 direct.xgroup_destroy(stream, "g")
@@ -603,12 +603,30 @@ def test_entries_that_others_added_are_messages_too(
     """Whatever is in the stream is handed out, decoded as far as it can be."""
     broker.create_topic("t")
     with closing(raw(redis)) as direct:
-        direct.xadd(broker._keys.stream(Lane("t", 0)), fields)
+        direct.xadd(broker.keys.stream(Lane("t", 0)), fields)
     source = opened()
     [delivery] = take(source, 1)
     assert (delivery.key, delivery.body, list(delivery.headers)) == expected
     assert delivery.message.id == delivery.coordinates_id()
     source.accept([delivery])
+
+
+def test_a_batch_beyond_one_step_is_stored_whole_and_in_order(
+    opened: Callable[[], Source], sink: Sink
+) -> None:
+    """Long batches and large messages are stored and handed out in parts."""
+    many = [b"%d" % n for n in range(10_050)]
+    large = [b"%d" % n + bytes(1_000_000) for n in range(40)]
+    publish(sink, *many)
+    publish(sink, *large)
+    source = opened()
+    came: list[bytes | None] = []
+    while len(came) < len(many) + len(large):
+        batch = take(source, 1)
+        batch += source.poll(5000, 0.0)
+        came += [delivery.body for delivery in batch]
+        source.accept(batch)
+    assert came == many + large
 
 
 def test_a_topic_that_may_not_be_made_is_unknown(redis: Redis) -> None:
@@ -780,7 +798,7 @@ def test_a_key_that_something_else_uses_is_the_users_mistake(
     """The messages of that topic are refused, others are stored."""
     broker.create_topic("used")
     with closing(raw(redis)) as direct:
-        direct.set(broker._keys.stream(Lane("used", 0)), "a string")
+        direct.set(broker.keys.stream(Lane("used", 0)), "a string")
     first, second = sink.publish([Message.new("used", b"a"), Message.new("t", b"b")])
     assert isinstance(first.error, ConfigurationError)
     assert "used by something else" in str(first.error)
@@ -790,6 +808,33 @@ def test_a_key_that_something_else_uses_is_the_users_mistake(
         pytest.raises(ConfigurationError, match="used by something else"),
     ):
         source.poll(1, 0.0)
+
+
+def test_a_server_that_may_delete_messages_by_itself_is_refused(
+    private_server: PrivateServer,
+) -> None:
+    """A cache drops what was not read for long: that would be silent loss."""
+    server = private_server(Redis)
+    with closing(raw(server)) as direct:
+        direct.config_set("maxmemory", 1 << 30)
+        direct.config_set("maxmemory-policy", "allkeys-lru")
+        assert "noeviction" in refusal(server.url)
+        direct.config_set("maxmemory-policy", "noeviction")
+    with closing(connect(server.url)) as broker:
+        broker.sink().close()
+
+
+def test_a_server_that_forgets_messages_is_warned_of(
+    private_server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody finds out after the crash that nothing was kept."""
+    server = private_server(Redis)
+    with closing(raw(server)) as direct, closing(connect(server.url)) as broker:
+        broker.sink().close()
+        assert not caplog.text
+        direct.config_set("appendonly", "no")
+        broker.sink().close()
+    assert "appendonly yes" in caplog.text
 
 
 def test_a_replica_is_an_outage_until_it_is_promoted(private_server: PrivateServer) -> None:

@@ -1,4 +1,6 @@
-"""A WAL relay process that dies where it is told to: relay.py DATABASE FILE MOMENT NTH [table-less]
+"""A WAL relay process that dies where it is told to.
+
+Usage: relay.py DATABASE FILE MOMENT NTH [table-less]
 
 Moments: `before` and `after` the batch is in the file, `deleted` (before the server is told)
 and `confirmed`. What was published is in FILE, a line each, on disk before the broker's answer.
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class File:
-    """A sink to a file; kills its process at a moment of the nth batch."""
+    """A sink to a file; kills its process at a moment of the nth batch or later."""
 
     caps = Caps(settle=Settle.INDIVIDUAL, ordering=Ordering.KEY)
 
@@ -34,7 +36,7 @@ class File:
 
     def reach(self, moment: str) -> None:
         """Die if this is the moment."""
-        if (moment, self._batch) == (self._moment, self._nth):
+        if moment == self._moment and self._batch >= self._nth:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
-from holdfast.brokers.kafka.confluent.faults import NO_TOPIC, WRONG_SETTINGS, translated, translation
+from holdfast.brokers.kafka.confluent.faults import (
+    NO_TOPIC,
+    WRONG_SETTINGS,
+    translated,
+    translation,
+)
 from holdfast.brokers.kafka.diagnosis import unreachable
 from holdfast.brokers.kafka.driver import Extent
 from holdfast.errors import BrokerDown
@@ -19,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Lane
 
 _STEP = 0.25
+_Spec: Any = OffsetSpec  # half of it is untyped
 
 
 class ConfluentAdmin:
@@ -28,7 +40,7 @@ class ConfluentAdmin:
         self._seconds = settings.timeout
         self._complaint: KafkaError | None = None
         with translated("making a Kafka client"):
-            self._client = AdminClient({**configs, "error_cb": self._hear})
+            self._client = AdminClient(cast("Any", {**configs, "error_cb": self._hear}))
         self._connect(settings, tls="SSL" in str(configs.get("security.protocol", "")).upper())
 
     def _hear(self, error: KafkaError) -> None:
@@ -78,6 +90,17 @@ class ConfluentAdmin:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
+    def largest(self, topic: str) -> int | None:
+        """Return the topic's own limit."""
+        asked = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            [answer] = self._client.describe_configs(
+                [asked], request_timeout=self._seconds
+            ).values()
+            return int(answer.result()["max.message.bytes"].value)
+        except (KafkaException, LookupError, TypeError, ValueError):
+            return None  # not every user may ask, nor every server answer
+
     def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
         """Return how far each lane reaches and how far *group* is."""
         with translated(f"asking for the offsets of group {group!r}"):
@@ -86,7 +109,7 @@ class ConfluentAdmin:
                 [asked], request_timeout=self._seconds
             ).values()
             committed = {(p.topic, p.partition): p.offset for p in answer.result().topic_partitions}
-            first, end = (self._ends(lanes, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+            first, end = (self._ends(lanes, spec) for spec in (_Spec.earliest(), _Spec.latest()))
         return {
             lane: Extent(
                 first=first[lane],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.kafka.confluent.admin import ConfluentAdmin
 from holdfast.brokers.kafka.confluent.member import ConfluentMember
-from holdfast.brokers.kafka.confluent.producer import ConfluentProducer
+from holdfast.brokers.kafka.confluent.producer import MAX_MESSAGE, ConfluentProducer
 from holdfast.brokers.kafka.settings import refuse
 from holdfast.errors import ConfigurationError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
 
-_MAX_MESSAGE = 1_000_000
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one setting
 _OURS = ("bootstrap.servers", "metadata.broker.list", "group.id", "transactional.id")
 
@@ -33,7 +32,10 @@ class ConfluentDriver:
         self._clock = clock
         self._native = {**settings.texts, **settings.native}
         self._refuse(self._native)
-        self.max_message = int(self._native.get("message.max.bytes", _MAX_MESSAGE))
+
+    def limit(self, native: Mapping[str, Any]) -> int:
+        """Return the largest message's bytes."""
+        return int(self._with({}, native).get("message.max.bytes", MAX_MESSAGE))
 
     def admin(self) -> Admin:
         """Return a connected admin."""
@@ -92,7 +94,7 @@ class ConfluentDriver:
     @staticmethod
     def _refuse(native: Mapping[str, Any]) -> None:
         for name in ("enable.auto.commit", "enable.auto.offset.store"):
-            refuse(native, name, False, "or unfinished messages would be lost")  # noqa: FBT003
+            refuse(native, name, False, "or unfinished messages would be lost")
         for name in ("acks", "request.required.acks"):
             if str(native.get(name, "all")) not in {"all", "-1"}:
                 refuse(native, name, "all", "or acknowledged messages could be lost")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from holdfast.brokers.kafka.confluent.faults import translated, translation
 from holdfast.brokers.kafka.nulls import NULLS, restored
@@ -14,8 +20,6 @@ from holdfast.ports import Delivery, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from confluent_kafka import Message
 
     from holdfast.brokers.kafka.driver import Offsets, Rebalance
     from holdfast.brokers.kafka.lane import LaneState
@@ -81,9 +85,7 @@ class ConfluentMember:
             self._check_connection(heard=bool(runs))
         return runs
 
-    def _runs(
-        self, records: list[Message], lanes: Mapping[Lane, LaneState]
-    ) -> list[list[Delivery]]:
+    def _runs(self, records: list[Any], lanes: Mapping[Lane, LaneState]) -> list[list[Delivery]]:
         runs: list[list[Delivery]] = []
         topic, partition = None, None
         add: Callable[[Delivery], None] | None = None
@@ -93,7 +95,7 @@ class ConfluentMember:
                 continue
             if record.partition() != partition or record.topic() != topic:
                 topic, partition = record.topic(), record.partition()
-                state = lanes.get((topic, partition))  # type: ignore[call-overload]
+                state = lanes.get(Lane(topic, partition))
                 if state is None:  # revoked meanwhile
                     add = None
                     continue
@@ -120,9 +122,9 @@ class ConfluentMember:
             )
         return runs
 
-    def _note(self, error: KafkaError, record: Message) -> None:
+    def _note(self, error: KafkaError, record: Any) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ends[Lane(record.topic(), record.partition())] = record.offset()  # type: ignore[arg-type]
+            self._ends[Lane(record.topic(), record.partition())] = record.offset()
             return
         fault = translation(error, "consuming")
         if isinstance(fault, UnknownTopic):
@@ -139,7 +141,7 @@ class ConfluentMember:
             self._fault = fault
 
     def _check_connection(self, *, heard: bool) -> None:
-        """librdkafka says when all brokers are down and not when one is up again: ask."""
+        """Ask: librdkafka says when all brokers are down, and not when one is up again."""
         now = self._clock.monotonic()
         if heard:
             self._down = None

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.brokers.kafka.confluent.faults import TOO_LARGE, translated, translation
+from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import to_wire
-from holdfast.errors import BrokerDown, HoldfastError, InvalidMessage, MessageTooLarge
+from holdfast.errors import (
+    BrokerDown,
+    HoldfastError,
+    InvalidMessage,
+    MessageTooLarge,
+    UnknownTopic,
+)
 from holdfast.ports import Lane, Published
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import confluent_kafka
-
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
     from holdfast.message import Message
 
+MAX_MESSAGE = 1_000_000  # librdkafka's default
 _UNSENT = Published(error=HoldfastError("no report yet"))
 _FULL_SECONDS = 0.1  # a pause for the queue to drain
 
@@ -48,7 +54,7 @@ class ConfluentProducer:
 
     def __init__(self, configs: dict[str, Any], settings: KafkaSettings, clock: Clock) -> None:
         self._clock = clock
-        self._limit = int(configs.get("message.max.bytes", 1_000_000))
+        self._limit = int(configs.get("message.max.bytes", MAX_MESSAGE))
         self._lanes = _Lanes()
         self._fatal: KafkaError | None = None
         with translated("making a Kafka producer"):
@@ -66,11 +72,9 @@ class ConfluentProducer:
         failures: list[tuple[int, KafkaError]] = []
         lanes, client = self._lanes, self._client
 
-        def report(
-            index: int, error: KafkaError | None, record: confluent_kafka.Message
-        ) -> None:
+        def report(index: int, error: KafkaError | None, record: Any) -> None:
             if error is None:
-                lane = lanes[record.topic()][record.partition()]  # type: ignore[index]
+                lane = lanes[record.topic()][record.partition()]
                 results[index] = Published(None, lane, record.offset())
             else:
                 failures.append((index, error))
@@ -95,7 +99,7 @@ class ConfluentProducer:
 
     def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
         """Produce although the queue is full: wait for room, and serve reports meanwhile."""
-        headers = list(to_wire(message))
+        headers: Any = list(to_wire(message))
         while True:
             if self._clock.monotonic() > until:
                 raise BrokerDown("publishing: Kafka takes no more messages")
@@ -120,10 +124,10 @@ class ConfluentProducer:
 
     def _fault(self, error: KafkaError, message: Message) -> HoldfastError:
         if error.code() in TOO_LARGE:
-            headers = sum(len(name) + len(value or b"") for name, value in to_wire(message))
-            size = len(message.payload or b"") + len(message.key or b"") + headers
-            return MessageTooLarge(size, self._limit)
+            return MessageTooLarge(wire_size(message), self._limit)
         fault = translation(error, "publishing")
+        if isinstance(fault, UnknownTopic):
+            fault = UnknownTopic(message.topic, "it was deleted; create it again")
         if isinstance(fault, BrokerDown):
             raise fault
         return fault

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
-from kafka.admin import KafkaAdminClient, OffsetSpec, OffsetTimestamp
+from kafka.admin import (
+    ConfigResource,
+    ConfigResourceType,
+    KafkaAdminClient,
+    OffsetSpec,
+    OffsetTimestamp,
+)
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from holdfast.brokers.kafka.diagnosis import unreachable
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.ports import Lane
+
+_LARGEST = "max.message.bytes"
 
 
 def connected(make: Callable[..., Any], configs: Mapping[str, Any], network: Network) -> Any:
@@ -61,6 +69,15 @@ class PureAdmin:
                 )
             except TopicAlreadyExistsError:
                 return
+
+    def largest(self, topic: str) -> int | None:
+        """Return the topic's own limit."""
+        asked = ConfigResource(ConfigResourceType.TOPIC, topic, [_LARGEST])
+        try:
+            answer = self._client.describe_configs([asked], config_filter="all")
+            return int(answer["topic"][topic][_LARGEST]["value"])
+        except (KafkaError, LookupError, TypeError, ValueError):
+            return None  # not every user may ask, nor every server answer
 
     def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
         """Return how far each lane reaches and how far *group* is."""

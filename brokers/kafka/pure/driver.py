@@ -9,7 +9,7 @@ from kafka.admin import KafkaAdminClient
 
 from holdfast.brokers.kafka.pure.admin import PureAdmin
 from holdfast.brokers.kafka.pure.member import PureMember
-from holdfast.brokers.kafka.pure.producer import PureProducer
+from holdfast.brokers.kafka.pure.producer import MAX_REQUEST, PureProducer
 from holdfast.brokers.kafka.settings import refuse
 from holdfast.errors import ConfigurationError
 
@@ -40,8 +40,10 @@ class PureDriver:
                 "KafkaProducer and KafkaConsumer, or use kafka+confluent:// for dotted names"
             )
         self._refuse(self._native)
-        limit = self._native.get("max_request_size", KafkaProducer.DEFAULT_CONFIG["max_request_size"])
-        self.max_message = int(limit)
+
+    def limit(self, native: Mapping[str, Any]) -> int:
+        """Return the largest message's bytes."""
+        return int(self._for(KafkaProducer, native).get("max_request_size", MAX_REQUEST))
 
     def admin(self) -> Admin:
         """Return a connected admin."""
@@ -60,7 +62,8 @@ class PureDriver:
         }
         if transactional_id is not None:
             own["transactional_id"] = transactional_id
-        return PureProducer({**own, **self._for(KafkaProducer, native)}, self._settings, self._clock)
+        configs = {**own, **self._for(KafkaProducer, native)}
+        return PureProducer(configs, self._settings, self._clock)
 
     def member(
         self, topics: Sequence[str], group: str, rebalance: Rebalance, native: Mapping[str, Any]
@@ -96,7 +99,7 @@ class PureDriver:
 
     @staticmethod
     def _refuse(native: Mapping[str, Any]) -> None:
-        refuse(native, "enable_auto_commit", False, "or unfinished messages would be lost")  # noqa: FBT003
+        refuse(native, "enable_auto_commit", False, "or unfinished messages would be lost")
         refuse(native, "acks", "all", "or acknowledged messages could be lost")
         for name in ("group_id", "transactional_id", "kafka_client", "bootstrap_servers"):
             if name in native:

@@ -54,7 +54,9 @@ def translation(error: BaseException, doing: str) -> HoldfastError:
         return StaleDelivery(text)
     if isinstance(error, kafka.UnknownTopicOrPartitionError):
         return UnknownTopic(str(error), "create it with broker.create_topic()")
-    if isinstance(error, (kafka.InvalidTopicError, kafka.InvalidRecordError, kafka.InvalidTimestampError)):
+    if isinstance(
+        error, (kafka.InvalidTopicError, kafka.InvalidRecordError, kafka.InvalidTimestampError)
+    ):
         return InvalidMessage(text)
     return BrokerDown(text)
 

@@ -98,7 +98,7 @@ class PureMember:
             fetcher._next_partition_records = None
 
     def _check_connection(self) -> None:
-        """The client reconnects by itself and is silent about it; its caller must know."""
+        """Say when the client is cut off: it reconnects by itself and is silent about it."""
         now = self._clock.monotonic()
         if not self._network.is_cut_off:
             self._heard_at = now
@@ -209,7 +209,9 @@ def _parts(lanes: Collection[Lane]) -> list[Any]:
 
 
 def _native(offsets: Offsets) -> dict[Any, Any]:
-    return {TopicPartition(*lane): OffsetAndMetadata(offset, "", -1) for lane, offset in offsets.items()}
+    return {
+        TopicPartition(*lane): OffsetAndMetadata(offset, "", -1) for lane, offset in offsets.items()
+    }
 
 
 def _delivery(record: Any, state: LaneState) -> Delivery:

@@ -6,15 +6,27 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+)
 from kafka.serializer import Serializer
 
 from holdfast.brokers.kafka.nulls import hidden
 from holdfast.brokers.kafka.pure.admin import connected
 from holdfast.brokers.kafka.pure.faults import translated, translation
 from holdfast.brokers.kafka.pure.loop import Network
+from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import to_wire
-from holdfast.errors import BrokerDown, HoldfastError, InvalidMessage, MessageTooLarge
+from holdfast.errors import (
+    BrokerDown,
+    HoldfastError,
+    InvalidMessage,
+    MessageTooLarge,
+    UnknownTopic,
+)
 from holdfast.ports import Lane, Published
 
 if TYPE_CHECKING:
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.message import Message
 
+MAX_REQUEST: int = KafkaProducer.DEFAULT_CONFIG["max_request_size"]
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
@@ -45,7 +58,7 @@ class PureProducer:
 
     def __init__(self, configs: Mapping[str, Any], settings: KafkaSettings, clock: Clock) -> None:
         self._clock = clock
-        self._limit = configs.get("max_request_size", KafkaProducer.DEFAULT_CONFIG["max_request_size"])
+        self._limit = int(configs.get("max_request_size", MAX_REQUEST))
         seconds = min(settings.timeout, settings.publish_within)
         configs = {"max_block_ms": int(seconds * 1000), **configs, "value_serializer": _Wire()}
         self._client: Any = connected(KafkaProducer, configs, Network())
@@ -63,29 +76,32 @@ class PureProducer:
         futures = [self._send(message) for message in messages]
         with translated("publishing"):
             self._client.flush(timeout=max(until - self._clock.monotonic(), 0.0))
-        return [self._result(future) for future in futures]
+        return [
+            self._result(message, future) for message, future in zip(messages, futures, strict=True)
+        ]
 
     def _send(self, message: Message) -> Any:
         """Return the client's future, or the error of a message that cannot be sent."""
         try:
             return self._client.send(message.topic, value=message, key=message.key, headers=[])
         except _TOO_LARGE:
-            return MessageTooLarge(_size(message), self._limit)
+            return MessageTooLarge(wire_size(message), self._limit)
         except InvalidMessage as error:
             return error
         except KafkaError as error:
             raise translation(error, "publishing") from error
 
-    def _result(self, future: Any) -> Published:
+    def _result(self, message: Message, future: Any) -> Published:
         if isinstance(future, HoldfastError):
             return Published(error=future)
         if (error := future.exception) is None:
             stored = future.value
             return Published(None, self._lane(stored.topic, stored.partition), stored.offset)
         if isinstance(error, _TOO_LARGE):
-            size = sum(max(part, 0) for part in future.args[3:])
-            return Published(error=MessageTooLarge(size, self._limit))
+            return Published(error=MessageTooLarge(wire_size(message), self._limit))
         fault = translation(error, "publishing")
+        if isinstance(fault, UnknownTopic):
+            fault = UnknownTopic(message.topic, "it was deleted; create it again")
         if isinstance(fault, BrokerDown):
             raise fault from error
         return Published(error=fault)
@@ -142,8 +158,3 @@ class PureProducer:
         """Close; nothing is outstanding."""
         with translated("closing"):
             self._client.close(timeout=5.0)
-
-
-def _size(message: Message) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in to_wire(message))
-    return len(message.payload or b"") + len(message.key or b"") + headers

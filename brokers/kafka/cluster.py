@@ -1,0 +1,124 @@
+"""What the adapter knows of the cluster, asked over a connection of its own."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.errors import InvalidMessage, UnknownTopic
+from holdfast.ports import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from holdfast.brokers.kafka.driver import Admin, Extent
+    from holdfast.clock import Clock
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_CREATION_SECONDS = 2.0  # how long a broker that creates topics on first use may take
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """An existing topic."""
+
+    lanes: tuple[Lane, ...]
+    largest: int | None
+    """Bytes of the largest batch that it takes; None where the broker does not say."""
+
+
+class Cluster:
+    """Answers about topics and groups; any thread may ask.
+
+    The connection opens with the first question and outlives `close` where somebody still
+    asks: sinks and sources stay open when their broker object is closed.
+    """
+
+    def __init__(self, connect: Callable[[], Admin], clock: Clock) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._admin: Admin | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._topics: dict[str, Topic] = {}
+
+    @contextmanager
+    def admin(self) -> Iterator[Admin]:
+        """Lend the shared connection; once it is closed, one for this purpose alone."""
+        if self._closed:
+            own = self._connect()
+            try:
+                yield own
+            finally:
+                own.close()
+            return
+        with self._lock:
+            if self._admin is None:
+                self._admin = self._connect()
+        yield self._admin
+
+    def topic(self, name: str) -> Topic:
+        """Return what is known of topic *name*, asking only once."""
+        if name not in self._topics:
+            lanes = self.lanes(name)
+            with self.admin() as admin:
+                self._topics[name] = Topic(lanes=lanes, largest=admin.largest(name))
+        return self._topics[name]
+
+    def forget(self) -> None:
+        """Ask again: something went wrong, and a topic may have been deleted."""
+        self._topics.clear()
+
+    def lanes(self, topic: str) -> tuple[Lane, ...]:
+        """Return the lanes of *topic* now; `UnknownTopic` when it does not exist."""
+        _check(topic)
+        with self.admin() as admin:
+            found = self._appear(admin, topic)
+        if found is None:
+            raise UnknownTopic(topic, "create it with broker.create_topic()")
+        return tuple(Lane(topic, partition) for partition in found)
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make sure that *topic* exists, and return when it can be used."""
+        _check(topic)
+        with self.admin() as admin:
+            admin.create(topic, partitions)
+            self._appear(admin, topic)
+
+    def _appear(self, admin: Admin, topic: str) -> list[int] | None:
+        """Return the partitions of *topic*, which asking for may have brought into being."""
+        until = self._clock.monotonic() + _CREATION_SECONDS
+        while (found := admin.partitions(topic)) is None and self._clock.monotonic() < until:
+            self._clock.sleep(_LOOK_SECONDS)
+        return found
+
+    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each of *lanes* reaches and how far *group* is."""
+        if not lanes:
+            return {}
+        with self.admin() as admin:
+            return admin.extents(group, lanes)
+
+    def at_time(self, lane: Lane, milliseconds: int) -> int | None:
+        """Return the first offset stored at or after a time; None when there is none."""
+        with self.admin() as admin:
+            return admin.at_time(lane, milliseconds)
+
+    def close(self) -> None:
+        """Close the shared connection."""
+        with self._lock:
+            self._closed = True
+            admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()
+
+
+def _check(topic: str) -> None:
+    if _NAME.fullmatch(topic) is None or topic in {".", ".."}:
+        raise InvalidMessage(
+            f"topic {topic!r}: use 1 to 249 ASCII letters, digits, dots, dashes and underscores"
+        )

@@ -1,0 +1,73 @@
+"""What is deployed beside the relay speaks of things that the relay really has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import typer
+
+from holdfast.cli.app import app
+from holdfast.database import open_database
+from holdfast.outbox.backlog import Backlog, Standing
+from holdfast.outbox.metrics import RelayMetrics, Sampler
+from holdfast.outbox.relay import Health
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FULL = Standing(
+    waiting=1, is_exact=True, oldest_seconds=1.0, delayed=0, overdue_seconds=0.0, parked=0
+)
+
+
+class Sampled(Sampler):
+    """A sampler that has a sample."""
+
+    @property
+    def latest(self) -> Standing:
+        """Return what a full outbox shows."""
+        return FULL
+
+
+def exported() -> str:
+    """Return everything that a relay exports."""
+    engine = open_database("sqlite://")
+    metrics = RelayMetrics(Health(), Sampled(Backlog(engine)), shards=lambda: 0)
+    text = metrics.text().decode()
+    engine.dispose()
+    return text
+
+
+def test_alerts_and_dashboard_use_only_series_that_exist() -> None:
+    """A renamed metric would silence an alert without anybody noticing."""
+    there = set(re.findall(r"^(holdfast_\w+)", exported(), re.MULTILINE))
+    for name in ("prometheus-alerts.yaml", "grafana-relay.json"):
+        used = set(re.findall(r"\bholdfast_\w+", (DEPLOY / name).read_text()))
+        assert used, name
+        assert used <= there, name
+
+
+def test_every_series_starts_at_zero() -> None:
+    """A rate over a counter that appears only with its first event would miss that event."""
+    lines = exported().splitlines()
+    for series in ("holdfast_relay_published_total", "holdfast_relay_parked_total",
+                   "holdfast_relay_outage", "holdfast_relay_leases_owned",
+                   "holdfast_relay_step_seconds_count"):  # fmt: skip
+        assert f"{series} 0.0" in lines
+
+
+def test_the_dashboard_is_json_with_distinct_panels() -> None:
+    """Grafana imports it as it is."""
+    board = json.loads((DEPLOY / "grafana-relay.json").read_text())
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids) > 0
+
+
+def test_the_commands_that_are_deployed_have_the_flags_they_use() -> None:
+    """Unit and manifest start the relay as it can be started."""
+    group = typer.main.get_command(app)
+    known = {flag for option in group.commands["relay"].params for flag in option.opts}  # type: ignore[attr-defined]
+    for name in ("holdfast-relay.service", "kubernetes-sidecar.yaml"):
+        text = (DEPLOY / name).read_text()
+        line = next(line for line in text.splitlines() if "--http" in line)
+        assert set(re.findall(r"--[a-z-]+", line)) <= known, name
