@@ -3,7 +3,9 @@
 from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import (
+    AttemptTimeout,
     BrokerDown,
+    CircuitOpen,
     ConfigurationError,
     DecodeFailed,
     DependencyDown,
@@ -15,6 +17,7 @@ from holdfast.errors import (
     PlanError,
     PoisonMessage,
     Remedy,
+    ResultRejected,
     StaleDelivery,
     Transient,
     UnknownScheme,
@@ -28,9 +31,11 @@ from holdfast.ports import Broker, Delivery, Lane, Listener, Published, Sink, So
 from holdfast.watermark import Watermark
 
 __all__ = [
+    "AttemptTimeout",
     "Broker",
     "BrokerDown",
     "Caps",
+    "CircuitOpen",
     "Clock",
     "ConfigurationError",
     "Counts",
@@ -52,6 +57,7 @@ __all__ = [
     "PoisonMessage",
     "Published",
     "Remedy",
+    "ResultRejected",
     "Settle",
     "Sink",
     "Source",

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import assert_never
 
 from holdfast.errors import ConfigurationError
 
@@ -16,6 +17,7 @@ class Jitter(Enum):
     NONE = "none"
     FULL = "full"
     EQUAL = "equal"
+    DECORRELATED = "decorrelated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class Backoff:
     """Delays that grow by *factor* from *first* to *ceiling*, for at most *attempts* attempts.
 
     Full jitter draws from nothing up to the delay, equal jitter from its upper half.
+    Decorrelated jitter draws from *first* up to the previous delay times 1 + *factor*, so
+    that clients which failed together drift apart. No delay exceeds the ceiling.
     """
 
     first: float = 0.1
@@ -35,31 +39,49 @@ class Backoff:
     )
 
     def __post_init__(self) -> None:
-        if not 0 < self.first <= self.ceiling:
+        if not 0 < self.first <= self.ceiling < math.inf:
             raise ConfigurationError(
-                f"Backoff(first={self.first}, ceiling={self.ceiling}): use 0 < first <= ceiling"
+                f"Backoff(first={self.first}, ceiling={self.ceiling}): "
+                "use 0 < first <= ceiling, and finite seconds"
             )
-        if self.factor < 1:
-            raise ConfigurationError(f"Backoff(factor={self.factor}): use 1 or more")
+        if not 1 <= self.factor < math.inf:
+            raise ConfigurationError(f"Backoff(factor={self.factor}): use 1 or more, and finite")
         if self.attempts is not None and self.attempts < 1:
             raise ConfigurationError(f"Backoff(attempts={self.attempts}): use 1 or more, or None")
 
-    def delay(self, attempt: int) -> float | None:
-        """Return the seconds to wait after failed *attempt* (from 1); None means give up."""
+    def delay(self, attempt: int, previous: float | None = None) -> float | None:
+        """Return the seconds to wait after failed *attempt* (from 1); None means give up.
+
+        *previous* is what this returned last time; only decorrelated jitter asks for it,
+        and without it takes the longest delay that it could have been.
+        """
         if self.attempts is not None and attempt >= self.attempts:
             return None
-        whole = self.longest(attempt)
         match self.jitter:
-            case Jitter.FULL:
-                return self.randomness.uniform(0, whole)
-            case Jitter.EQUAL:
-                return self.randomness.uniform(whole / 2, whole)
             case Jitter.NONE:
-                return whole
+                return self.longest(attempt)
+            case Jitter.FULL:
+                return self.randomness.uniform(0, self.longest(attempt))
+            case Jitter.EQUAL:
+                whole = self.longest(attempt)
+                return self.randomness.uniform(whole / 2, whole)
+            case Jitter.DECORRELATED:
+                spread = self._spread(attempt, previous)
+                return min(spread, self.randomness.uniform(self.first, spread))
+        assert_never(self.jitter)
 
     def longest(self, attempt: int) -> float:
         """Return the delay after *attempt* before jitter; no attempt count overflows."""
-        if self.factor == 1:
+        if self.factor == 1 or attempt <= 1:
             return self.first
-        steps = math.log(self.ceiling / self.first, self.factor)
-        return self.ceiling if attempt - 1 >= steps else self.first * self.factor ** (attempt - 1)
+        steps = (math.log(self.ceiling) - math.log(self.first)) / math.log(self.factor)
+        if attempt - 1 >= steps:
+            return self.ceiling
+        try:
+            return min(self.ceiling, self.first * self.factor ** (attempt - 1))
+        except OverflowError:  # the power alone, where first is next to nothing
+            return self.ceiling
+
+    def _spread(self, attempt: int, previous: float | None) -> float:
+        before = self.longest(attempt - 1) if previous is None else previous
+        return min(self.ceiling, max(self.first, before) * (1 + self.factor))

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.errors import ConfigurationError, DecodeFailed, InvalidMessage
 from holdfast.headers import EMPTY, Headers
 from holdfast.message import Message
+from holdfast.routed import unrouted
 from holdfast.staged import Staged
 from holdfast.structured import ATTRIBUTES, CONTENT_TYPE, is_text, pack, unpack
 
@@ -174,6 +175,8 @@ def _read(
         values, rest = _lifted(headers, lambda slot, value: _is_sound(slot, value, key))
         moment, own = _derived(values, key)
     _, id_, type_, source, _, schema, correlation, causation, trace, _, _, kind = values
+    if id_ is None and rest and (routed := unrouted(headers)) is not None:
+        return _read(topic, key, body, routed, fallback_id, fallback_time)
     if trace is None and rest:
         trace = _plain_trace(rest)
     return Message(

@@ -13,15 +13,21 @@ HoldfastError
 ├── PoisonMessage                 DEAD_LETTER  no retry will ever help
 │   └── DecodeFailed
 ├── Transient                     RETRY        the same call may pass later
+│   ├── AttemptTimeout
+│   └── ResultRejected
 ├── DependencyDown                PAUSE        nobody is to blame; stop asking for a while
-│   └── BrokerDown
+│   ├── BrokerDown
+│   └── CircuitOpen
 └── StaleDelivery                 RELEASE      somebody else owns this message now
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class Remedy(Enum):
@@ -133,6 +139,23 @@ class Transient(HoldfastError):
         self.retry_after = retry_after
 
 
+class AttemptTimeout(Transient, TimeoutError):
+    """One attempt took longer than its `@timeout`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the attempt took longer than {seconds:g} s")
+        self.seconds = seconds
+
+
+class ResultRejected(Transient):
+    """Every attempt returned a result that the retry condition refuses."""
+
+    def __init__(self, result: object, attempts: int) -> None:
+        super().__init__(f"the result is still refused after {attempts} attempt(s)")
+        self.result = result
+        self.attempts = attempts
+
+
 class DependencyDown(HoldfastError):
     """A dependency is unavailable: pause the intake, burn no attempts."""
 
@@ -141,6 +164,22 @@ class DependencyDown(HoldfastError):
 
 class BrokerDown(DependencyDown):
     """The broker does not answer; nothing was acknowledged."""
+
+
+class CircuitOpen(DependencyDown):
+    """The breaker of dependency *name* lets no call through: none was made, none is blamed.
+
+    `retry_at` is when it will admit the next one, None if only an event or a person can tell.
+    """
+
+    def __init__(
+        self, name: str, retry_at: datetime | None, *, retry_after: float | None = None
+    ) -> None:
+        until = "" if retry_at is None else f" until {retry_at.isoformat(timespec='seconds')}"
+        super().__init__(f"the circuit of {name!r} is open{until}")
+        self.name = name
+        self.retry_at = retry_at
+        self.retry_after = retry_after
 
 
 class StaleDelivery(HoldfastError):

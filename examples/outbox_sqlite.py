@@ -5,8 +5,11 @@ publishes in order per key. An event that the broker refuses parks its key, an o
 cures it, and the key goes on in order.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert
@@ -19,6 +22,11 @@ from holdfast.outbox import LeaseEngine, Outbox, Relay
 from holdfast.outbox.audit import Audit, Warrant
 from holdfast.outbox.parked_event import Edit
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+    from holdfast import Broker
 
 tables = MetaData()
 orders = Table(
@@ -66,7 +74,7 @@ def main() -> None:
         os.chdir("/")
 
 
-def place(engine, customer, note, *, commit=True):
+def place(engine: Engine, customer: str, note: str, *, commit: bool = True) -> None:
     """Write the order and its event in one transaction."""
     with Session(engine) as session:
         session.execute(insert(orders).values(customer=customer, note=note))
@@ -77,7 +85,7 @@ def place(engine, customer, note, *, commit=True):
             session.commit()
 
 
-def relay(engine, broker):
+def relay(engine: Engine, broker: Broker) -> None:
     """Publish what is there; in production run `holdfast relay` beside the service."""
     sink = broker.sink()
     published = Relay(LeaseEngine(engine, sink)).run_once()
@@ -85,12 +93,12 @@ def relay(engine, broker):
     print("published:", published)
 
 
-def arrived(broker):
+def arrived(broker: Broker) -> list[tuple[str, str]]:
     """Read on as a consumer group does."""
     source = broker.source(["orders"], group="printer")
-    found = []
+    found: list[OrderPlaced] = []
     while batch := source.poll(100, 0.3):
-        found += [msgspec.json.decode(d.message.payload, type=OrderPlaced) for d in batch]
+        found += [msgspec.json.decode(d.message.payload or b"", type=OrderPlaced) for d in batch]
         source.accept(batch)
     source.close()
     return sorted(((order.customer, order.note) for order in found), key=lambda pair: pair[0])

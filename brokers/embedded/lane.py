@@ -84,8 +84,12 @@ class LaneState:
         return [o for o, flight in self.flying.items() if flight.lease_until <= monotonic]
 
     def next_due(self) -> float | None:
-        """Return when the next waiting message falls due."""
-        return min((w.due for w in self.waiting.values()), default=None)
+        """Return when a waiting message can be handed out: the first of its key, once due."""
+        first: dict[bytes | int, float] = {}
+        for offset in sorted(self.waiting):
+            held = self.waiting[offset]
+            first.setdefault(offset if held.key is None else held.key, held.due)
+        return min(first.values(), default=None)
 
     def next_expiry(self) -> float | None:
         """Return when the next lease runs out, by the monotonic clock."""

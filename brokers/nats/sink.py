@@ -132,7 +132,8 @@ class NatsSink:
         try:
             self._connection.run(lambda client: batch.send(client, self._inbox, self._timeout))
         except HoldfastError:
-            # Whatever is still under way must not arrive after what is published next.
+            # It may be half open, so the next publish takes another one. What the old one
+            # still brings to the server is known there by its id.
             self._connection.drop()
             raise
         finally:

@@ -64,6 +64,7 @@ class WalEngine:
     ) -> None:
         if batch < 1:
             raise ConfigurationError(f"batch={batch}: use 1 or more rows")
+        self._owned = isinstance(database, str)
         self._engine = _postgres(database)
         self._sink = sink
         self._clock = clock
@@ -229,7 +230,11 @@ class WalEngine:
             self._cleaner.close()
             self._let_go()
             self._waker.close()
-            self._leases.release()
+            try:
+                self._leases.release()
+            finally:
+                if self._owned:
+                    self._engine.dispose()
 
 
 def _postgres(database: Engine | str) -> Engine:

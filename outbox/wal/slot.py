@@ -66,6 +66,7 @@ class Slot:
         self._engine = engine
         self.reader = reader
         self._sql = statements("holdfast.outbox.wal", "postgresql")
+        self._warned = False
         self._creating: psycopg.Connection[Any] | None = None
 
     def prepare(self) -> None:
@@ -95,7 +96,8 @@ class Slot:
                 f"wal_level is {settings.wal_level}: run  ALTER SYSTEM SET wal_level=logical  and "
                 "restart PostgreSQL, or use the lease engine"
             )
-        if settings.keep == "-1":
+        if settings.keep == "-1" and not self._warned:
+            self._warned = True
             log.warning(
                 "max_slot_wal_keep_size is unlimited: a relay that stays down fills the disk; "
                 "run  ALTER SYSTEM SET max_slot_wal_keep_size='10GB'  (a slot lost that way is "

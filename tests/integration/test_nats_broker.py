@@ -289,6 +289,47 @@ def test_what_went_elsewhere_comes_back_before_what_follows_it(
     assert came == [b"1", b"2", b"3"]
 
 
+def test_what_comes_again_comes_in_order(
+    nats: Nats, sink: Sink, topic: str, member: Callable[..., Source]
+) -> None:
+    """The server hands out again in the order of giving back; the next owner sorts it."""
+    member().poll(1, 0.1)  # makes the consumer
+    member().close()
+    publish(sink, topic, b"1", b"2", b"3")
+
+    async def give_back(client: Client) -> None:
+        pull = await client.jetstream().pull_subscribe_bind("g_0", topic)
+        for message in reversed(await pull.fetch(3, timeout=5)):
+            await message.nak()
+        await client.flush()
+
+    raw(nats.url, give_back)
+    publish(sink, topic, b"4")
+    source = member()
+    assert bodies(take(source, 4)) == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_a_dead_member_held_comes_before_what_follows_it(
+    nats: Nats, proxy: FaultProxy, sink: Sink, topic: str
+) -> None:
+    """Its lane is taken over at once, but hands out nothing until its messages are back."""
+    publish(sink, topic, b"1", b"2")
+    with (
+        closing(connect(f"nats://{proxy.address}", lease=2.5)) as distant,
+        closing(connect(nats.url, lease=2.5)) as near,
+    ):
+        dying = distant.source([topic], group="g")
+        assert bodies(take(dying, 2)) == [b"1", b"2"]
+        proxy.cut()
+        publish(sink, topic, b"3")
+        with closing(near.source([topic], group="g")) as heir:
+            came = take(heir, 3)
+            assert bodies(came) == [b"1", b"2", b"3"]
+            assert [delivery.count for delivery in came] == [2, 2, 1]
+            with pytest.raises(BrokerDown):
+                dying.close()
+
+
 def _waiting(server: Nats, topic: str) -> int:
     async def ask(client: Client) -> int:
         info = await client.jetstream().consumer_info(topic, "g_0")

@@ -130,7 +130,7 @@ def test_a_broker_outage_loses_nothing_and_parks_nothing(shop: Shop) -> None:
     engine = WalEngine(shop.engine, sink, terms=terms(10))
     with running(engine) as relay:
         shop.add(("k", "0"))
-        wait_until(lambda: sink.seen, what="the stream runs")
+        wait_until(lambda: engine._reading is not None and sink.seen, what="the stream runs")
         reading = engine._reading
         sink.down = True
         for number in range(1, 30):

@@ -121,7 +121,7 @@ def test_a_database_that_crashes_and_restarts_is_an_outage(private_server: Priva
     shop = Shop(server.database("restarts"))
     sink = Recorder()
     sent: list[tuple[str, str]] = []
-    with running(WalEngine(shop.engine, sink, terms=terms(10))) as relay:
+    with running(WalEngine(shop.url, sink, terms=terms(10))) as relay:
         for life in range(3):
             for number in range(30):
                 event = (f"k{number % 3}", f"{life}:{number}")

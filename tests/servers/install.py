@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
+DEBEZIUM_VERSION = "3.6.2.Final"
 NATS_VERSION = "2.15.1"
 _HERE = Path(__file__).parent
 _STDERR = 2
@@ -150,39 +151,56 @@ def nats_server() -> Path:
 
 def kafka_jars() -> Path:
     """Return the folder of Kafka's jars, copied once per machine from Maven Central."""
-    jars = _jars_folder()
-    if not jars.exists():
-        jars.parent.mkdir(parents=True, exist_ok=True)
-        _copy_jars(jars)
-    return jars
+    return _filled(_cache() / f"kafka-{KAFKA_VERSION}", _copy("kafka-pom.xml"))
 
 
-def _jars_folder() -> Path:
-    cache = Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser()
-    return cache / f"kafka-{KAFKA_VERSION}"
+def connect_jars() -> Path:
+    """Return the folder of the jars of Kafka Connect."""
+    return _filled(_cache() / f"connect-{KAFKA_VERSION}", _copy("connect-pom.xml"))
 
 
-def _copy_jars(jars: Path) -> None:
-    """Fill *jars* all at once: a killed or parallel download never leaves half a folder."""
-    with tempfile.TemporaryDirectory(dir=jars.parent, prefix=".kafka-") as scratch:
-        command = _maven_command(Path(scratch) / "jars")
-        _run("Kafka's jars", command, shlex.join(_maven_command(jars)))
+def debezium_plugin() -> Path:
+    """Return the folder that holds Debezium's PostgreSQL connector as a plugin of Connect."""
+    artifact = f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}:tar.gz:plugin"
+    unpack = ["dependency:unpack", f"-Dartifact={artifact}"]
+    return _filled(_cache() / f"debezium-{DEBEZIUM_VERSION}", unpack)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser()
+
+
+def _filled(folder: Path, goal: list[str]) -> Path:
+    """Fill *folder* all at once: a killed or parallel download never leaves half a folder."""
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".maven-") as scratch:
+        command = _maven_command(Path(scratch) / "filled", goal)
+        _run(f"{folder.name}'s jars", command, shlex.join(_maven_command(folder, goal)))
         try:
-            (Path(scratch) / "jars").rename(jars)
+            (Path(scratch) / "filled").rename(folder)
         except OSError:
-            if not jars.exists():
+            if not folder.exists():
                 raise
+    return folder
 
 
-def _maven_command(output: Path) -> list[str]:
-    pom = _HERE / "kafka-pom.xml"
-    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={output}"]
-    return [str(program("mvn")), "-q", "-B", "-f", str(pom), f"-Dkafka={KAFKA_VERSION}", *goal]
+def _copy(pom: str) -> list[str]:
+    return [
+        "-f", str(_HERE / pom), f"-Dkafka={KAFKA_VERSION}", "dependency:copy-dependencies",
+        "-DincludeScope=runtime",
+    ]  # fmt: skip
+
+
+def _maven_command(output: Path, goal: list[str]) -> list[str]:
+    return [str(program("mvn")), "-q", "-B", *goal, f"-DoutputDirectory={output}"]
 
 
 def everything() -> Iterator[tuple[str, Path]]:
-    """Yield the name and place of all that the six servers need, installing what is missing."""
-    jars_wanted = not _jars_folder().exists()
+    """Yield the name and place of all that the servers need, installing what is missing."""
+    folders = ("kafka", KAFKA_VERSION), ("connect", KAFKA_VERSION), ("debezium", DEBEZIUM_VERSION)
+    jars_wanted = not all((_cache() / "-".join(folder)).exists() for folder in folders)
     wanted = [known for known in PROGRAMS.values() if known.name != "mvn" or jars_wanted]
     missing = sorted({known.package for known in wanted if known.path() is None})
     if missing:
@@ -191,6 +209,8 @@ def everything() -> Iterator[tuple[str, Path]]:
         yield known.name, program(known.name)
     yield f"nats-server {NATS_VERSION}", nats_server()
     yield f"kafka {KAFKA_VERSION}", kafka_jars()
+    yield f"connect {KAFKA_VERSION}", connect_jars()
+    yield f"debezium {DEBEZIUM_VERSION}", debezium_plugin()
 
 
 def main() -> int:

@@ -24,7 +24,9 @@ def clock() -> VirtualClock:
 @pytest.fixture
 def broker(clock: VirtualClock) -> Broker:
     """Return a broker with one lane and a session of ten seconds."""
-    broker = MemoryBroker(BrokerUrl.parse("memory:?partitions=1&session=10&lease=1000"), clock=clock)
+    broker = MemoryBroker(
+        BrokerUrl.parse("memory:?partitions=1&session=10&lease=1000"), clock=clock
+    )
     broker.sink().publish([Message.new("orders", b"1", key="k")])
     return broker
 
@@ -71,3 +73,16 @@ def test_a_wake_before_the_poll_is_not_lost(broker: Broker, clock: VirtualClock)
     source.wake()
     assert source.poll(10, 100.0) == []
     assert clock.monotonic() < before + 1
+
+
+def test_what_waits_behind_a_delayed_message_does_not_keep_the_poll_awake(
+    broker: Broker, clock: VirtualClock
+) -> None:
+    """An idle poll sleeps until the first of a key is due."""
+    broker.sink().publish([Message.new("orders", b"2", key="k")])
+    source = broker.source(["orders"], group="g")
+    first, second = source.poll(10, 1.0)
+    source.release(first, blame=False, delay=3.0)
+    source.release(second, blame=False)
+    assert source._patience() > 2  # type: ignore[attr-defined]
+    assert [d.body for d in source.poll(10, 10.0)] == [b"1", b"2"]

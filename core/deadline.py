@@ -1,0 +1,72 @@
+"""Deadlines: how much time the running work has left, readable from anywhere inside it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING
+
+from holdfast.errors import AttemptTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.clock import Clock
+
+
+class Deadline:
+    """A moment by which work is to end; never later than the one it was made within."""
+
+    __slots__ = ("_clock", "_is_cut", "outer", "seconds", "until")
+
+    def __init__(
+        self, seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = None
+    ) -> None:
+        self.outer = _CURRENT.get()
+        self._clock = clock
+        self._is_cut = is_cut
+        until = clock.monotonic() + seconds
+        self.until = until if self.outer is None else min(until, self.outer.until)
+        self.seconds = seconds
+
+    def remaining(self) -> float:
+        """Return the seconds left, 0 when there are none."""
+        return max(0.0, self.until - self._clock.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the time is up, or an event loop has cut the work short because of it."""
+        return (self._is_cut is not None and self._is_cut()) or self.remaining() == 0
+
+
+_CURRENT: ContextVar[Deadline | None] = ContextVar("holdfast_deadline", default=None)
+
+
+def begin(deadline: Deadline) -> Token[Deadline | None]:
+    """Make *deadline* the current one until `end`."""
+    return _CURRENT.set(deadline)
+
+
+def end(token: Token[Deadline | None]) -> None:
+    """Make the deadline before *token* the current one again."""
+    _CURRENT.reset(token)
+
+
+def current_deadline() -> Deadline | None:
+    """Return the deadline of the work that runs in this thread or task."""
+    return _CURRENT.get()
+
+
+def remaining() -> float | None:
+    """Return the seconds left for the running attempt, 0 when none; None without a limit.
+
+    Pass it on as the timeout of the call you make: `get(url, timeout=remaining())`.
+    A thread that the handler starts by itself does not inherit it.
+    """
+    deadline = _CURRENT.get()
+    return None if deadline is None else deadline.remaining()
+
+
+def checkpoint() -> None:
+    """Raise `AttemptTimeout` if the time of the running attempt is up: a place to stop early."""
+    deadline = _CURRENT.get()
+    if deadline is not None and deadline.is_over():
+        raise AttemptTimeout(deadline.seconds)
