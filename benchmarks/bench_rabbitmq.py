@@ -110,29 +110,32 @@ def _publish_raw(broker: RabbitBroker, url: str) -> float:
     ]
 
     def work(channel: Any, stop: Callable[[], None]) -> None:
-        left = iter(messages)
-        state = {"sent": 0, "confirmed": 0}
+        left = enumerate(messages, start=1)
+        under_way: set[int] = set()
+        lowest = 1
 
         def fill() -> None:
-            room = 2 * BATCH - (state["sent"] - state["confirmed"])
+            room = 2 * BATCH - len(under_way)
             if room < BATCH:
                 return
-            for key, id_, headers, body in itertools.islice(left, room):
+            for tag, (key, id_, headers, body) in itertools.islice(left, room):
                 properties = pika.BasicProperties(
                     headers=headers, message_id=id_, timestamp=1_700_000_000, delivery_mode=2
                 )
+                under_way.add(tag)
                 channel.basic_publish(topic, key, body, properties, mandatory=True)
-                state["sent"] += 1
+            if not under_way:
+                stop()
 
         def confirmed(frame: Any) -> None:
+            nonlocal lowest
             tag = frame.method.delivery_tag
-            state["confirmed"] = (
-                max(state["confirmed"], tag) if frame.method.multiple else (state["confirmed"] + 1)
-            )
-            if state["confirmed"] >= COUNT:
-                stop()
+            if frame.method.multiple:
+                under_way.difference_update(range(lowest, tag + 1))
+                lowest = tag + 1
             else:
-                fill()
+                under_way.discard(tag)
+            fill()
 
         channel.confirm_delivery(confirmed, callback=lambda _: fill())
 

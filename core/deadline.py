@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class Deadline:
     """A moment by which work is to end; never later than the one it was made within."""
 
-    __slots__ = ("_clock", "_is_cut", "outer", "seconds", "until")
+    __slots__ = ("_clock", "_is_cut", "seconds", "until")
 
     def __init__(
         self, seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = None
     ) -> None:
-        self.outer = _CURRENT.get()
+        outer = _CURRENT.get()
+        until = clock.monotonic() + seconds
+        self.until: float = until if outer is None else min(until, outer.until)
+        self.seconds = seconds
         self._clock = clock
         self._is_cut = is_cut
-        until = clock.monotonic() + seconds
-        self.until = until if self.outer is None else min(until, self.outer.until)
-        self.seconds = seconds
 
     def remaining(self) -> float:
         """Return the seconds left, 0 when there are none."""

@@ -84,20 +84,21 @@ class Plan:
         size = len(self.layers)
         while True:
             try:
-                if type(verdict) is Again:
+                if isinstance(verdict, Again):
                     if verdict.delay:
                         self.clock.sleep(verdict.delay)
-                    verdict = Done()
                     while depth < size:
                         enter = self._enter[depth]
                         done = None if enter is None else enter(call)
                         depth += 1
                         if done is not None:
-                            verdict = done
+                            result = done.result
                             break
                     else:
-                        verdict = Done(self.function(*call.args, **call.kwargs))
-                call.result = verdict.result
+                        result = self.function(*call.args, **call.kwargs)
+                else:
+                    result = verdict.result
+                call.result = result
                 while depth:
                     depth -= 1
                     leave = self._leave[depth]
@@ -106,7 +107,7 @@ class Plan:
                         depth, verdict = depth + 1, again
                         break
                 else:
-                    return verdict.result
+                    return result
             except BaseException as error:  # noqa: BLE001 - a layer must see every end
                 depth, verdict = self._unwind(call, error, depth)
 
@@ -165,20 +166,21 @@ class Plan:
         size = len(self.layers)
         while True:
             try:
-                if type(verdict) is Again:
+                if isinstance(verdict, Again):
                     if verdict.delay:
                         await self.clock.sleep_async(verdict.delay)
-                    verdict = Done()
                     while depth < size:
                         enter = self._enter[depth]
                         done = None if enter is None else await _settled(enter(call))
                         depth += 1
                         if done is not None:
-                            verdict = done
+                            result = done.result
                             break
                     else:
-                        verdict = Done(await self.function(*call.args, **call.kwargs))
-                call.result = verdict.result
+                        result = await self.function(*call.args, **call.kwargs)
+                else:
+                    result = verdict.result
+                call.result = result
                 while depth:
                     depth -= 1
                     leave = self._leave[depth]
@@ -187,7 +189,7 @@ class Plan:
                         depth, verdict = depth + 1, again
                         break
                 else:
-                    return verdict.result
+                    return result
             except BaseException as error:  # noqa: BLE001 - a layer must see every end
                 depth, verdict = await self._unwind_async(call, error, depth)
 

@@ -24,6 +24,7 @@ HEADER: Final = "holdfast"
 """Where the router is told to put the column `headers`."""
 
 _ID = "id"
+_CONTEXT = "__debezium."  # which connector and task it was, in versions from 3 on
 _UUID_LENGTH = 36
 _decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
 
@@ -43,7 +44,8 @@ def unrouted(headers: Iterable[Pair]) -> list[Pair] | None:
             return None
         known = {value for name, value in wire if name == "ce_id"}
         own = {HEADER, _ID} if routed in known else {HEADER}
-        return [*wire, *(pair for pair in given if pair[0] not in own)]
+        rest = (pair for pair in given if pair[0] not in own)
+        return [*wire, *(pair for pair in rest if not pair[0].startswith(_CONTEXT))]
     if routed is not None and _is_uuid(routed):
         return [("ce_id", routed), *(pair for pair in given if pair[0] != _ID)]
     return None

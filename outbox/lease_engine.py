@@ -124,7 +124,7 @@ class LeaseEngine:
             where["shards"] = self._leases.listed(self._leases.owned)  # type: ignore[assignment]
         with self._engine.connect() as db:
             result = db.execute(self._sql["read_all" if everything else "read"], where)
-            rows = [Row(*row) for row in result.cursor.fetchall()]  # type: ignore[union-attr]
+            rows = [Row(*row) for row in result.cursor.fetchall()]
         self._batches += 1
         short = len(rows) < self._batch or self._batches >= _PASS
         self._after = 0 if short else rows[-1].seq

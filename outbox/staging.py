@@ -75,7 +75,7 @@ class Outbox:
         cannot be encoded fails here, in the caller, before the commit. For an `AsyncSession`
         or `AsyncConnection` the result is to be awaited.
         """
-        staged = self.add_all(session, [Event(body=event, topic=topic, **options)])  # type: ignore[arg-type]
+        staged = self.add_all(session, [Event(body=event, topic=topic, **options)])
         if inspect.isawaitable(staged):
             return _first(staged)
         return staged[0]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from holdfast.ports import Broker, Delivery, Lane, Listener, Source
+    from holdfast.ports import Broker, Delivery, Lane, Listener, Position, Source
 
 _MOST_TURNS = 100
 
@@ -139,7 +139,9 @@ class ScriptedSource:
         """Resume *lanes*."""
         self._alive._wrapped.resume(lanes)
 
-    def seek(self, lane: Lane, *, offset: int | None = None, time: datetime | None = None) -> None:
+    def seek(
+        self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
+    ) -> None:
         """Move the group in *lane*."""
         self._alive._wrapped.seek(lane, offset=offset, time=time)
 

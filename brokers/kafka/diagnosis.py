@@ -19,6 +19,8 @@ def unreachable(servers: Iterable[str], reason: str, *, tls: bool) -> HoldfastEr
 
     The wrong one of plain text and TLS never gets better, so it is a `ConfigurationError`.
     """
+    if "certificate" in reason.lower():
+        return ConfigurationError(f"no trust between client and server: {reason}")
     findings = []
     for server in servers:
         host, _, port = server.rpartition(":")

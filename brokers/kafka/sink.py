@@ -5,8 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.kafka.sizes import chunks
-from holdfast.errors import HoldfastError, InvalidMessage, Transient, UnknownTopic, Unsupported
+from holdfast.brokers.kafka.sizes import batch_size, chunks
+from holdfast.errors import (
+    HoldfastError,
+    InvalidMessage,
+    MessageTooLarge,
+    Transient,
+    UnknownTopic,
+    Unsupported,
+)
 from holdfast.ports import Published
 
 if TYPE_CHECKING:
@@ -92,12 +99,17 @@ class KafkaSink:
             return self._send_parts(self._producer, messages, until)
         except BaseException as error:
             # Also when interrupted: what is on its way must not arrive behind its successors.
-            _log.warning("dropping the producer and what it holds: %s", error)
-            producer, self._producer = self._producer, None
-            producer.abandon()
-            self._known.clear()
-            self._cluster.forget()
+            self._drop(error)
             raise
+
+    def _drop(self, reason: BaseException) -> None:
+        """Give the producer up with all that it holds; the next publish makes a new one."""
+        _log.warning("dropping the producer and what it holds: %s", reason)
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.abandon()
+        self._known.clear()
+        self._cluster.forget()
 
     def _send_parts(
         self, producer: Producer, messages: Sequence[Message], until: float
@@ -106,11 +118,9 @@ class KafkaSink:
 
         A batch beyond the topic's limit would be refused with all messages in it.
         """
-        limits = (
-            [self._narrow[m.topic] for m in messages if m.topic in self._narrow]
-            if self._narrow
-            else ()
-        )
+        if not self._narrow:
+            return producer.publish(messages, until)
+        limits = [self._narrow[m.topic] for m in messages if m.topic in self._narrow]
         if not limits:
             return producer.publish(messages, until)
         runs = chunks(messages, min(limits))
@@ -124,11 +134,21 @@ class KafkaSink:
         if all(result.error is None for result in results):
             producer.commit(until)
             return results
-        producer.abort(until)
+        try:
+            producer.abort(until)
+        except HoldfastError as error:  # the successor's start takes the transaction back
+            self._drop(error)
         return [
-            result if result.error is not None else Published(error=_rolled_back())
-            for result in results
+            result if self._is_to_blame(message, result) else Published(error=_rolled_back())
+            for message, result in zip(messages, results, strict=True)
         ]
+
+    def _is_to_blame(self, message: Message, result: Published) -> bool:
+        """Whether *message* itself was refused; clients blame others of its batch as well."""
+        if not isinstance(result.error, MessageTooLarge):
+            return result.error is not None
+        limits = (self._narrow.get(message.topic), self.caps.max_message)
+        return batch_size(message) > min(limit for limit in limits if limit is not None)
 
     def close(self) -> None:
         """Close the producer; nothing is on its way between publishes."""

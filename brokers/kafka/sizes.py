@@ -20,6 +20,15 @@ def wire_size(message: Message) -> int:
     return len(message.payload or b"") + len(message.key or b"") + headers
 
 
+def batch_size(message: Message) -> int:
+    """Return the bytes of a batch with *message* alone, at most."""
+    return _BATCH + _record_size(message)
+
+
+def _record_size(message: Message) -> int:
+    return wire_size(message) + _RECORD + _HEADER * len(to_wire(message))
+
+
 def chunks(messages: Sequence[Message], limit: int) -> Iterator[Sequence[Message]]:
     """Yield *messages* in runs that fit into one batch of *limit* bytes, in order.
 
@@ -27,7 +36,7 @@ def chunks(messages: Sequence[Message], limit: int) -> Iterator[Sequence[Message
     """
     start, size = 0, _BATCH
     for place, message in enumerate(messages):
-        own = wire_size(message) + _RECORD + _HEADER * len(to_wire(message))
+        own = _record_size(message)
         if place > start and size + own > limit:
             yield messages[start:place]
             start, size = place, _BATCH

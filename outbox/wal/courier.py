@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
     from holdfast.ports import Sink
 
+T = TypeVar("T")
+_UNREADABLE = (msgspec.MsgspecError, TypeError, ValueError, KeyError)
 
-class Courier:
-    """The one thread that uses the sink; *arrived* is called there when a batch is back."""
 
-    def __init__(self, sink: Sink, arrived: Callable[[], None]) -> None:
-        self._sink = sink
+class Courier(Generic[T]):
+    """The one thread that publishes; *arrived* is called there when a batch is back."""
+
+    def __init__(
+        self, publish: Callable[[Sequence[T]], list[Published]], arrived: Callable[[], None]
+    ) -> None:
+        self._publish = publish
         self._arrived = arrived
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
         self._flight: Future[list[Published]] | None = None
-        self._rows: list[Row] = []
+        self._sent: list[T] = []
 
     @property
     def busy(self) -> bool:
@@ -37,44 +42,46 @@ class Courier:
         """Whether a batch can be collected without waiting."""
         return self._flight is not None and self._flight.done()
 
-    def send(self, rows: list[Row]) -> None:
-        """Start to publish *rows*."""
-        self._rows = rows
-        self._flight = self._thread.submit(self._publish, rows)
+    def send(self, batch: list[T]) -> None:
+        """Start to publish *batch*."""
+        self._sent = batch
+        self._flight = self._thread.submit(self._publish, batch)
         self._flight.add_done_callback(lambda _: self._arrived())
 
-    def _publish(self, rows: Sequence[Row]) -> list[Published]:
+    def collect(self) -> tuple[list[T], list[Published]]:
+        """Return what was sent and what became of each; waits for them."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return [], []
+        return self._sent, flight.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+class RowSink:
+    """Publishes outbox rows; one that cannot be read is refused and stops nobody."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __call__(self, rows: Sequence[Row]) -> list[Published]:
+        """Return what became of each of *rows*."""
         try:
             messages = [staged(row) for row in rows]
-        except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
+        except _UNREADABLE:
             return self._publish_sound(rows)
         return self._sink.publish(messages)
 
     def _publish_sound(self, rows: Sequence[Row]) -> list[Published]:
-        """Publish one by one: a row with broken headers must not stop the others."""
         results = []
         for row in rows:
             try:
                 message = staged(row)
-            except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
+            except _UNREADABLE as error:
                 poison = PoisonMessage(f"the row's headers cannot be read: {error}")
                 results.append(Published(error=poison))
             else:
                 results += self._sink.publish([message])
         return results
-
-    def collect(self) -> tuple[list[Row], list[Published]]:
-        """Return the rows sent and what became of each; waits for them."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return [], []
-        return self._rows, flight.result()
-
-    @property
-    def sent(self) -> list[Row]:
-        """The rows sent last."""
-        return self._rows
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()

@@ -30,7 +30,7 @@ class Dispatch:
     def __init__(
         self,
         sink: Sink,
-        courier: Courier,
+        courier: Courier[Row],
         leases: Leases,
         parking: WalParking,
         cleaner: Cleaner,

@@ -15,10 +15,10 @@ from holdfast.outbox.lease_engine import LeaseLost
 from holdfast.outbox.leases import Leases, LeaseTerms
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.cleaner import Cleaner
-from holdfast.outbox.wal.courier import Courier
+from holdfast.outbox.wal.courier import Courier, RowSink
 from holdfast.outbox.wal.dispatch import Dispatch
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost
-from holdfast.outbox.wal.intake import Batch
+from holdfast.outbox.wal.intake import Batch, Covered, Intake
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
@@ -78,16 +78,16 @@ class WalEngine:
             tables=(outbox.name,),
             required=not messages,
         )
-        self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}")
+        self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
         self._waker = Waker()
         self._parking = WalParking(self._engine, clock=clock)
         self._delays = Delays(self._engine, clock=clock)
         self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
-        self._courier = Courier(sink, self._waker.wake)
+        self._courier = Courier(RowSink(sink), self._waker.wake)
         self._dispatch = Dispatch(sink, self._courier, self._leases, self._parking, self._cleaner)
         self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
         self._reconcile: Reconcile | None = None
-        self._reading: Reading | None = None
+        self._reading: Reading[Batch] | None = None
 
     @property
     def shards(self) -> int:
@@ -179,17 +179,19 @@ class WalEngine:
                 self._cleaner.flush(0)
                 reconcile.close()
                 self._reconcile = None
-                self._reading = Reading(
-                    self._engine, self._slot, reconcile.covered, self._waker,
-                    batch=self._batch, messages=self._messages, clock=self._clock,
-                )  # fmt: skip
+                self._reading = self._begin(reconcile.covered)
             elif rows := reconcile.read(self._cleaner.unfinished):
                 step = step.plus(self._dispatch.start(Batch(rows)))
         elif not self._dispatch.ready:
             self._waker.wait(_IDLE_SECONDS)
         return step
 
-    def _follow(self, reading: Reading) -> Step:
+    def _begin(self, covered: Covered) -> Reading[Batch]:
+        intake = Intake(self._batch, covered, messages=self._messages)
+        stream = self._slot.stream(self._waker, messages=self._messages, binary=True)
+        return Reading(stream, intake, target=covered.until, waker=self._waker, clock=self._clock)
+
+    def _follow(self, reading: Reading[Batch]) -> Step:
         """Collect, receive, send, confirm; wait only where none of it is possible."""
         step = self._dispatch.advance().plus(self._housekeep())
         received = reading.receive()
@@ -203,7 +205,7 @@ class WalEngine:
         idle = not (received or step.published or step.parked or self._dispatch.busy)
         return replace(step, idle=idle and reading.caught_up)
 
-    def _sendable(self, reading: Reading) -> bool:
+    def _sendable(self, reading: Reading[Batch]) -> bool:
         return reading.waiting and not self._dispatch.busy and not self._cleaner.behind
 
     def _housekeep(self) -> Step:

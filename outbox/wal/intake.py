@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.emitted import PREFIX, row_of
 from holdfast.outbox.wal.frames import Malformed
+from holdfast.outbox.wal.marks import Marks
 from holdfast.outbox.wal.pgoutput import (
     BEGIN,
     COMMIT,
@@ -58,15 +58,10 @@ class Batch:
 
 
 class Intake:
-    """Takes pgoutput messages, gives batches, and knows which position may be confirmed.
-
-    A position is confirmed only when every row received before it is finished: the commit
-    of a transaction covers its rows, and a keepalive covers everything sent before it.
-    """
+    """Takes pgoutput messages, gives batches; its marks know what may be confirmed."""
 
     def __init__(self, most: int, covered: Covered | None, *, messages: bool = False) -> None:
-        self.received = 0
-        """The position that the server has decoded up to, as far as we heard."""
+        self.marks = Marks()
         self._most = most
         self._covered = covered
         self._messages = messages
@@ -76,9 +71,6 @@ class Intake:
         self._xids: list[int] = []
         self._xid: int | None = None
         self._skip = False
-        self._count = 0
-        self._finished = 0
-        self._marks: deque[tuple[int, int]] = deque()
 
     @property
     def full(self) -> bool:
@@ -90,18 +82,13 @@ class Intake:
         """Whether rows wait to be taken."""
         return bool(self._rows)
 
-    @property
-    def finished(self) -> bool:
-        """Whether everything received is finished."""
-        return self._finished == self._count
-
     def feed(self, data: bytes) -> None:
         """Take one pgoutput message."""
         kind = data[0]
         if kind == INSERT:
             if not self._skip and (read := self._readers[data[1:5]]) is not None:
                 self._rows.append(read(inserted(data)))
-                self._count += 1
+                self.marks.count += 1
                 self._bytes += len(data)
         elif kind == BEGIN:
             self._begin(decode(data))  # type: ignore[arg-type]
@@ -123,7 +110,7 @@ class Intake:
         self._xid = None
         if not self._rows:
             self._xids.clear()
-        self._mark(commit.end)
+        self.marks.mark(commit.end)
 
     def _learn(self, relation: Relation) -> None:
         # Of two tables with our name the publication decides which one is the outbox.
@@ -134,40 +121,22 @@ class Intake:
         if message.transactional and message.prefix == PREFIX:
             try:
                 # Never skipped: no table holds them. Negative: no row has that number.
-                row = row_of(message.content, -self._count - 1)
+                row = row_of(message.content, -self.marks.count - 1)
             except Malformed:
                 log.exception("a stranger's message at %X is left out", message.position)
                 return
             self._rows.append(row)
-            self._count += 1
+            self.marks.count += 1
             self._bytes += len(message.content)
 
     def keepalive(self, end: int) -> None:
         """Note that everything before *end* was sent; inside a transaction it says nothing."""
         if self._xid is None:
-            self._mark(end)
-
-    def _mark(self, end: int) -> None:
-        self.received = max(self.received, end)
-        if self._marks and self._marks[-1][0] == self._count:
-            self._marks[-1] = (self._count, max(end, self._marks[-1][1]))
-        else:
-            self._marks.append((self._count, end))
+            self.marks.mark(end)
 
     def take(self) -> Batch:
         """Return everything that waits; the caller finishes it before taking more."""
-        batch = Batch(self._rows, self._count, self._xids)
+        batch = Batch(self._rows, self.marks.count, self._xids)
         self._rows, self._bytes = [], 0
         self._xids = [] if self._xid is None else [self._xid]
         return batch
-
-    def finish(self, upto: int) -> None:
-        """Note that the first *upto* rows are published or parked."""
-        self._finished = upto
-
-    def confirmed(self) -> int | None:
-        """Return the position before which everything is finished, if there is a new one."""
-        found = None
-        while self._marks and self._marks[0][0] <= self._finished:
-            found = self._marks.popleft()[1]
-        return found

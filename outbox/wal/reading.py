@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from holdfast.outbox.wal.intake import Batch, Covered, Intake
-from holdfast.outbox.wal.stream import Stream, options, replication_connection
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
-
     from holdfast.clock import Clock
-    from holdfast.outbox.wal.slot import Slot
+    from holdfast.outbox.wal.marks import Marks
+    from holdfast.outbox.wal.stream import Stream
     from holdfast.outbox.wal.waker import Waker
 
 _CONFIRM_SECONDS, _CONFIRM_ROWS = 0.1, 1000
+B = TypeVar("B", covariant=True)
 
 
-class Reading:
-    """Streams from the slot, skips what the table already told, confirms what is finished."""
+class Taking(Protocol[B]):
+    """What makes batches out of the messages of a stream."""
+
+    marks: Marks
+
+    @property
+    def full(self) -> bool:
+        """Whether to stop receiving until a batch is taken."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits to be taken."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Take one pgoutput message."""
+        ...
+
+    def keepalive(self, end: int) -> None:
+        """Note that everything before *end* was sent."""
+        ...
+
+    def take(self) -> B:
+        """Return everything that waits."""
+        ...
+
+
+class Reading(Generic[B]):
+    """Reads a stream into an intake, and confirms what of it is finished."""
 
     def __init__(
-        self,
-        engine: Engine,
-        slot: Slot,
-        covered: Covered,
-        waker: Waker,
-        *,
-        batch: int,
-        messages: bool,
-        clock: Clock,
+        self, stream: Stream, intake: Taking[B], *, target: int, waker: Waker, clock: Clock
     ) -> None:
-        self._intake = Intake(batch, covered, messages=messages)
-        self._target = covered.until
+        self._stream = stream
+        self._intake = intake
+        self._target = target
         self._waker = waker
         self._clock = clock
         self._told, self._rows = clock.monotonic(), 0
-        names = slot.names
-        self._stream = Stream(
-            replication_connection(engine.url, slot.reader),
-            names.slot,
-            options(names.publication, messages=messages, binary=True),
-            clock=clock,
-            waker=waker,
-        )
 
     @property
     def waiting(self) -> bool:
@@ -53,14 +63,14 @@ class Reading:
     @property
     def caught_up(self) -> bool:
         """Whether everything is finished that was in the log when this began."""
-        return self._intake.finished and self._intake.received >= self._target
+        return self._intake.marks.finished and self._intake.marks.received >= self._target
 
     def receive(self) -> int:
         """Take in what has arrived, as far as there is room; return how many messages."""
         intake = self._intake
         return self._stream.receive(intake.feed, intake.keepalive, lambda: intake.full)
 
-    def take(self) -> Batch:
+    def take(self) -> B:
         """Return the rows that wait."""
         return self._intake.take()
 
@@ -73,12 +83,12 @@ class Reading:
 
     def confirm(self, finished: int, *, now: bool = False) -> None:
         """Note that the first *finished* rows are published; tell the server now and then."""
-        self._intake.finish(finished)
+        self._intake.marks.finish(finished)
         moment = self._clock.monotonic()
         late = moment - self._told >= _CONFIRM_SECONDS
         if now or late or finished - self._rows >= _CONFIRM_ROWS:
             self._told, self._rows = moment, finished
-            if (end := self._intake.confirmed()) is not None:
+            if (end := self._intake.marks.confirmed()) is not None:
                 self._stream.confirm(end)
                 now = True
         self._stream.beat(now=now)

@@ -53,7 +53,7 @@ class Reconcile:
         """Return the next rows, without those in *but*: published, not yet deleted."""
         where = {"after": self._after, "most": self._batch}
         result = self._db.execute(self._sql["read_all"], where)
-        rows = [Row(*row) for row in result.cursor.fetchall()]  # type: ignore[union-attr]
+        rows = [Row(*row) for row in result.cursor.fetchall()]
         self._ended = len(rows) < self._batch
         if rows:
             self._after = rows[-1].seq

@@ -11,13 +11,17 @@ import psycopg
 from psycopg import sql
 from sqlalchemy.exc import DBAPIError
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.wal.faults import SlotBusy, translated
-from holdfast.outbox.wal.stream import replication_connection
+from holdfast.outbox.wal.faults import SlotBusy, SlotLost, translated
+from holdfast.outbox.wal.frames import position
+from holdfast.outbox.wal.stream import Stream, options, replication_connection
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, Row
+
+    from holdfast.outbox.wal.waker import Waker
 
 log = logging.getLogger("holdfast.outbox.wal")
 
@@ -51,6 +55,8 @@ class Export:
     """The snapshot of a slot's first moment, alive as long as its connection is idle."""
 
     connection: psycopg.Connection[Any]
+    slot: str
+    position: int
     snapshot: str
 
     def close(self) -> None:
@@ -61,9 +67,19 @@ class Export:
 class Slot:
     """A logical slot read with pgoutput; every fault names the command that mends it."""
 
-    def __init__(self, engine: Engine, names: SlotNames, *, reader: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        names: SlotNames,
+        *,
+        reader: str,
+        clock: Clock = SYSTEM_CLOCK,
+        settings: str = "",
+    ) -> None:
         self.names = names
         self._engine = engine
+        self._clock = clock
+        self._settings = settings
         self.reader = reader
         self._sql = statements("holdfast.outbox.wal", "postgresql")
         self._warned = False
@@ -148,41 +164,74 @@ class Slot:
         Return None if it was there already; if it was made now, the snapshot from which on
         the stream tells everything, to be closed once it is taken over.
         """
+        found = self._checked()
+        if found is None:
+            return self._create(self.names.slot)
+        if found.wal_status == "lost":
+            self.discard("PostgreSQL gave up what it needs (max_slot_wal_keep_size)")
+            return self._create(self.names.slot)
+        if found.active:
+            self._oust()
+        return None
+
+    def begin(self) -> Export | None:
+        """Return None if the slot exists, else a slot for the time being, with its snapshot.
+
+        That one is gone with its connection, unless `keep` gives it the name.
+        """
+        found = self._checked()
+        if found is None:
+            return self._create(f"{self.names.slot[:58]}_new", "TEMPORARY")
+        if found.wal_status == "lost":
+            raise SlotLost(f"slot {self.names.slot} is lost (max_slot_wal_keep_size)")
+        return None
+
+    def keep(self, export: Export) -> None:
+        """Make the slot of *export* ours for good, as it was at its first moment."""
+        with translated(f"keeping the slot {self.names.slot}"):
+            export.connection.execute(
+                "SELECT pg_copy_logical_replication_slot(%s, %s, false)",
+                (export.slot, self.names.slot),
+            )
+
+    def _checked(self) -> Row[Any] | None:
         found = self._find()
         if found is None:
-            return self._create()
+            return None
         if found.plugin != "pgoutput" or not found.ours:
             raise ConfigurationError(
                 f"replication slot {self.names.slot} is another program's or another database's: "
                 "choose another name with slot="
             )
-        if found.wal_status == "lost":
-            self.discard("PostgreSQL gave up what it needs (max_slot_wal_keep_size)")
-            return self._create()
-        if found.active:
-            self._oust()
-        return None
+        return found
 
     def _find(self) -> Row[Any] | None:
         with self._engine.connect() as db:
             return db.execute(self._sql["slot"], {"name": self.names.slot}).first()
 
-    def _create(self) -> Export:
+    def _create(self, slot: str, kind: str = "") -> Export:
         """Create the slot; waits for the transactions that are running now."""
         connection = replication_connection(self._engine.url, self.reader)
         self._creating = connection
-        command = f"CREATE_REPLICATION_SLOT {self.names.slot} LOGICAL pgoutput EXPORT_SNAPSHOT"
+        command = f"CREATE_REPLICATION_SLOT {slot} {kind} LOGICAL pgoutput EXPORT_SNAPSHOT"
         try:
-            with translated(f"creating {self.names.slot}", self._engine.url.username or "…"):
-                row = connection.execute(command).fetchone()  # type: ignore[arg-type]
+            with translated(f"creating {slot}", self._engine.url.username or "…"):
+                row = connection.execute(command).fetchone()
         except BaseException:
             connection.close()
             raise
         finally:
             self._creating = None
         assert row is not None  # noqa: S101 - the command always answers
-        log.info("replication slot %s begins at %s", self.names.slot, row[1])
-        return Export(connection, row[2])
+        log.info("replication slot %s begins at %s", slot, row[1])
+        return Export(connection, slot, position(row[1]), row[2])
+
+    def stream(self, waker: Waker, *, messages: bool, binary: bool) -> Stream:
+        """Return the stream from where it was confirmed last."""
+        names = self.names
+        chosen = options(names.publication, messages=messages, binary=binary)
+        connection = replication_connection(self._engine.url, self.reader, self._settings)
+        return Stream(connection, names.slot, chosen, clock=self._clock, waker=waker)
 
     def cancel(self) -> None:
         """End a creation that waits, from another thread."""

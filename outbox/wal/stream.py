@@ -29,9 +29,11 @@ def arguments(url: URL) -> dict[str, Any]:
     return {**url.query, **plain}
 
 
-def replication_connection(url: URL, name: str) -> psycopg.Connection[Any]:
+def replication_connection(url: URL, name: str, options: str = "") -> psycopg.Connection[Any]:
     """Return a connection that can replicate, called *name* in the server's views."""
     settings = {**arguments(url), "application_name": name, "replication": "database"}
+    if options:
+        settings["options"] = f"{settings.get('options', '')} {options}".strip()
     with translated("connecting for replication", url.username or "…"):
         return psycopg.connect(**settings, autocommit=True, cursor_factory=psycopg.ClientCursor)
 
@@ -60,7 +62,7 @@ class Stream:
         try:
             with translated(f"reading the replication slot {slot}"):
                 # The grammar takes no parameters; the names were checked by the caller.
-                connection.execute(command)  # type: ignore[arg-type]
+                connection.execute(command)
         except BaseException:
             connection.close()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
@@ -423,13 +422,16 @@ def _poll_for_ever(source: Source) -> None:
 
 
 def test_a_silent_member_hears_that_its_lanes_are_lost_and_commits_nothing(
-    broker: KafkaBroker, topic: str, scheme: str
+    broker: KafkaBroker, topic: str, scheme: str, kafka: Kafka
 ) -> None:
     """Lost is not revoked: what it settled too late is handed to the next owner."""
     _publish(broker, _messages(topic, 20))
     hearing = _Hearing()
     first = broker.source([topic], group="g-" + topic, listener=hearing, **QUICK[scheme])
     held = _take(first, 20)
+    wait_until(
+        lambda: not _members(kafka, "g-" + topic), deadline=20, what="the silent member is out"
+    )
     second = broker.source([topic], group="g-" + topic, **QUICK[scheme])
     again = _take(second, 20)
     first.accept(held)
@@ -444,6 +446,14 @@ def test_a_silent_member_hears_that_its_lanes_are_lost_and_commits_nothing(
     assert sum(broker.lag("g-" + topic, [topic]).values()) == 20
     first.close()
     second.close()
+
+
+def _members(server: Kafka, group: str) -> list[Any]:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": server.address})
+    [answer] = admin.describe_consumer_groups([group]).values()
+    return list(answer.result().members)
 
 
 def test_a_message_released_for_ever_does_not_fill_the_memory(broker: KafkaBroker) -> None:

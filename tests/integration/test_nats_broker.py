@@ -293,8 +293,9 @@ def test_what_comes_again_comes_in_order(
     nats: Nats, sink: Sink, topic: str, member: Callable[..., Source]
 ) -> None:
     """The server hands out again in the order of giving back; the next owner sorts it."""
-    member().poll(1, 0.1)  # makes the consumer
-    member().close()
+    first = member()
+    first.poll(1, 0.1)  # makes the consumer
+    first.close()
     publish(sink, topic, b"1", b"2", b"3")
 
     async def give_back(client: Client) -> None:

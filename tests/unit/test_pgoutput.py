@@ -277,14 +277,14 @@ def test_a_position_is_confirmed_only_when_all_before_it_is_finished() -> None:
     for number, end in ((1, 200), (2, 300)):
         for message in (begin(number), outbox_row(number), commit(end)):
             taking.feed(message)
-    assert taking.confirmed() is None
+    assert taking.marks.confirmed() is None
     batch = taking.take()
-    assert taking.confirmed() is None
-    taking.finish(1)
-    assert taking.confirmed() == 200
-    taking.finish(batch.upto)
-    assert taking.confirmed() == 300
-    assert taking.confirmed() is None
+    assert taking.marks.confirmed() is None
+    taking.marks.finish(1)
+    assert taking.marks.confirmed() == 200
+    taking.marks.finish(batch.upto)
+    assert taking.marks.confirmed() == 300
+    assert taking.marks.confirmed() is None
 
 
 def test_a_large_transaction_is_handed_out_in_parts_and_confirmed_at_its_commit() -> None:
@@ -295,29 +295,29 @@ def test_a_large_transaction_is_handed_out_in_parts_and_confirmed_at_its_commit(
         taking.feed(outbox_row(seq))
     assert taking.full
     first = taking.take()
-    taking.finish(first.upto)
+    taking.marks.finish(first.upto)
     taking.keepalive(10_000)  # inside the transaction: it says nothing about it
-    assert taking.confirmed() is None
+    assert taking.marks.confirmed() is None
     taking.feed(outbox_row(3))
     taking.feed(commit(500))
     second = taking.take()
     assert (first.xids, second.xids) == ([1], [1])
-    assert taking.confirmed() is None
-    taking.finish(second.upto)
-    assert taking.confirmed() == 500
+    assert taking.marks.confirmed() is None
+    taking.marks.finish(second.upto)
+    assert taking.marks.confirmed() == 500
 
 
 def test_a_keepalive_is_confirmed_behind_the_rows_that_came_before_it() -> None:
     """Idle, it counts at once; with rows in hand it waits for them."""
     taking = intake()
     taking.keepalive(50)
-    assert taking.confirmed() == 50
+    assert taking.marks.confirmed() == 50
     for message in (begin(1), outbox_row(1), commit(200)):
         taking.feed(message)
     taking.keepalive(900)
-    assert taking.confirmed() is None
-    taking.finish(taking.take().upto)
-    assert taking.confirmed() == 900
+    assert taking.marks.confirmed() is None
+    taking.marks.finish(taking.take().upto)
+    assert taking.marks.confirmed() == 900
 
 
 def test_what_the_table_told_is_not_taken_again() -> None:
@@ -328,7 +328,7 @@ def test_what_the_table_told_is_not_taken_again() -> None:
         for message in (begin(xid, lsn), outbox_row(xid), commit(lsn + 50)):
             taking.feed(message)
     assert [taken.seq for taken in taking.take().rows] == [15, 20]
-    assert taking.confirmed() == 150
+    assert taking.marks.confirmed() == 150
 
 
 def test_beyond_the_snapshots_position_nothing_is_skipped() -> None:

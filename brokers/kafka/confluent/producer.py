@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from holdfast.brokers.kafka.confluent.faults import TOO_LARGE, translated, translation
+from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
 from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import to_wire
 from holdfast.errors import (
@@ -20,12 +22,13 @@ from holdfast.errors import (
 from holdfast.ports import Lane, Published
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
     from holdfast.message import Message
 
+_log = logging.getLogger("holdfast.brokers.kafka")
 MAX_MESSAGE = 1_000_000  # librdkafka's default
 _UNSENT = Published(error=HoldfastError("no report yet"))
 _FULL_SECONDS = 0.1  # a pause for the queue to drain
@@ -56,15 +59,10 @@ class ConfluentProducer:
         self._clock = clock
         self._limit = int(configs.get("message.max.bytes", MAX_MESSAGE))
         self._lanes = _Lanes()
-        self._fatal: KafkaError | None = None
         with translated("making a Kafka producer"):
-            self._client = Producer({**configs, "error_cb": self._hear})
+            self._client = Producer(configs)
             if "transactional.id" in configs:
                 self._client.init_transactions(settings.timeout)
-
-    def _hear(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error
 
     def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
         """Hand all to librdkafka, then wait for the report of each."""
@@ -103,7 +101,7 @@ class ConfluentProducer:
         while True:
             if self._clock.monotonic() > until:
                 raise BrokerDown("publishing: Kafka takes no more messages")
-            self._client.poll(_FULL_SECONDS)
+            self._serve(self._client.poll, _FULL_SECONDS)
             try:
                 self._client.produce(
                     message.topic, message.payload, message.key, on_delivery=report, headers=headers
@@ -114,13 +112,22 @@ class ConfluentProducer:
 
     def _wait(self, until: float) -> None:
         """Return once every report has been served."""
-        while self._client.flush(max(min(until - self._clock.monotonic(), 1.0), 0.0)):
-            if self._fatal is not None:
-                raise translation(self._fatal, "publishing")
+        while self._serve(self._client.flush, max(until - self._clock.monotonic(), 0.0)):
             if self._clock.monotonic() >= until:
                 raise BrokerDown(
                     f"publishing: {len(self._client)} messages are not acknowledged in time"
                 )
+
+    def _serve(self, serve: Callable[[float], int], seconds: float) -> int:
+        """Let librdkafka report; a fatal error of its own is raised as what it means."""
+        caught: Any
+        try:
+            return serve(min(seconds, 1.0))
+        except:  # noqa: E722 - it raises fatal errors as a class that is no exception at all
+            caught = sys.exc_info()[1]
+        if isinstance(caught, KafkaError):
+            raise translation(caught, "publishing")
+        raise caught
 
     def _fault(self, error: KafkaError, message: Message) -> HoldfastError:
         if error.code() in TOO_LARGE:
@@ -128,8 +135,8 @@ class ConfluentProducer:
         fault = translation(error, "publishing")
         if isinstance(fault, UnknownTopic):
             fault = UnknownTopic(message.topic, "it was deleted; create it again")
-        if isinstance(fault, BrokerDown):
-            raise fault
+        if isinstance(fault, BrokerDown) or error.code() in FENCED:
+            raise fault  # about the producer, not about this message
         return fault
 
     def begin(self) -> None:
@@ -149,9 +156,11 @@ class ConfluentProducer:
 
     def abandon(self) -> None:
         """Drop everything in queue and in flight, and the client with it."""
-        self._client.purge()
-        self._client.flush(1.0)
-        self.close()
+        for drop in (self._client.purge, partial(self._client.flush, 1.0), self._client.close):
+            try:
+                drop()
+            except:  # noqa: E722 - see `_serve`; whatever is broken is gone now
+                _log.debug("dropping a producer: %s", sys.exc_info()[1])
 
     def close(self) -> None:
         """Close; nothing is outstanding."""

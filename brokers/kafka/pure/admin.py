@@ -12,13 +12,13 @@ from kafka.admin import (
     OffsetSpec,
     OffsetTimestamp,
 )
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 
 from holdfast.brokers.kafka.diagnosis import unreachable
 from holdfast.brokers.kafka.driver import Extent
 from holdfast.brokers.kafka.pure.faults import translated, translation
 from holdfast.brokers.kafka.pure.loop import Network
-from holdfast.errors import BrokerDown
+from holdfast.errors import BrokerDown, ConfigurationError, HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -33,16 +33,27 @@ def connected(make: Callable[..., Any], configs: Mapping[str, Any], network: Net
     """Return a new client of kafka-python's, or say why there is none."""
     try:
         return make(**configs, kafka_client=network)
+    except KafkaTimeoutError as error:
+        reason = network.complaint() or error
+        network.close()
+        raise _fault(reason, configs) from error
     except (KafkaError, ValueError, RuntimeError) as error:
         network.close()
         fault = translation(error, "connecting to Kafka")
-        if isinstance(fault, BrokerDown):
-            tls = "SSL" in str(configs.get("security_protocol", ""))
-            fault = unreachable(configs["bootstrap_servers"], str(error), tls=tls)
+        if not isinstance(error, KafkaError):
+            fault = ConfigurationError(f"kafka-python refuses its settings: {error}")
         raise fault from error
     except BaseException:
         network.close()
         raise
+
+
+def _fault(reason: Exception, configs: Mapping[str, Any]) -> HoldfastError:
+    fault = translation(reason, "connecting to Kafka")
+    if not isinstance(fault, BrokerDown):
+        return fault
+    tls = "SSL" in str(configs.get("security_protocol", ""))
+    return unreachable(configs["bootstrap_servers"], str(reason), tls=tls)
 
 
 class PureAdmin:

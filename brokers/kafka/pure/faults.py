@@ -38,7 +38,7 @@ _GONE = (
     kafka.IllegalGenerationError,
     kafka.UnknownMemberIdError,
 )
-_FENCED = (kafka.InvalidProducerEpochError, kafka.ProducerFencedError)
+FENCED = (kafka.InvalidProducerEpochError, kafka.ProducerFencedError)
 
 
 def translation(error: BaseException, doing: str) -> HoldfastError:
@@ -46,7 +46,7 @@ def translation(error: BaseException, doing: str) -> HoldfastError:
     text = f"{doing}: {type(error).__name__}: {error}"
     if isinstance(error, HoldfastError):
         return error
-    if isinstance(error, _FENCED):
+    if isinstance(error, FENCED):
         return ConfigurationError(f"{text}; another sink uses the same transactional_id")
     if isinstance(error, _WRONG_SETTINGS):
         return ConfigurationError(text)

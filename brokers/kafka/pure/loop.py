@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 from kafka.errors import KafkaConnectionError
 from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
+from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 
 if TYPE_CHECKING:
@@ -72,6 +74,23 @@ class CallerLoop(NetworkSelector):  # type: ignore[misc]
         await done
 
 
+class TidySocket(KafkaNetSocket):  # type: ignore[misc]
+    """Closes a socket that does not connect; kafka-python would leave that to the collector."""
+
+    SCHEMES = ("holdfast",)
+
+    async def sock_connect(
+        self, net: Any, sock: socket.socket, sockaddr: Any, timeout_at: float | None = None
+    ) -> socket.socket:
+        """Connect or close."""
+        try:
+            await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
 class Network:
     """Makes kafka-python's network client and remembers it, to close it when all else fails."""
 
@@ -81,6 +100,8 @@ class Network:
 
     def __call__(self, **configs: Any) -> Any:
         """Return the client for *configs*; kafka-python calls this."""
+        if configs.get("proxy_url") is None and configs.get("socks5_proxy") is None:
+            configs["proxy_url"] = f"{TidySocket.SCHEMES[0]}://"
         self.loop = self._loop(**configs)
         self._client = KafkaNetClient(net=self.loop, **configs)
         return self._client
@@ -89,6 +110,24 @@ class Network:
     def is_cut_off(self) -> bool:
         """Whether no connection stands."""
         return not any(conn.connected for conn in list(self._client._manager._conns.values()))
+
+    def complaint(self) -> Exception | None:
+        """Return why the servers cannot be talked to: the client tries on and does not say."""
+        manager = self._client._manager
+
+        async def first_answer() -> None:
+            server = manager.cluster.bootstrap_brokers()[0].node_id
+            manager.reset_backoff(server)
+            await manager.wait_for(manager.call_soon(wait, server), _LOOK_SECONDS * 1000)
+
+        async def wait(server: Any) -> None:
+            await manager.get_connection(server)
+
+        try:
+            self.loop.run(first_answer)
+        except Exception as error:  # noqa: BLE001 - the answer
+            return error
+        return None
 
     def close(self) -> None:
         """Release threads and sockets that a failed constructor left behind."""

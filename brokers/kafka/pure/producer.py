@@ -16,7 +16,7 @@ from kafka.serializer import Serializer
 
 from holdfast.brokers.kafka.nulls import hidden
 from holdfast.brokers.kafka.pure.admin import connected
-from holdfast.brokers.kafka.pure.faults import translated, translation
+from holdfast.brokers.kafka.pure.faults import FENCED, translated, translation
 from holdfast.brokers.kafka.pure.loop import Network
 from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import to_wire
@@ -60,10 +60,15 @@ class PureProducer:
         self._clock = clock
         self._limit = int(configs.get("max_request_size", MAX_REQUEST))
         seconds = min(settings.timeout, settings.publish_within)
-        configs = {"max_block_ms": int(seconds * 1000), **configs, "value_serializer": _Wire()}
-        self._client: Any = connected(KafkaProducer, configs, Network())
+        self._configs = {
+            "max_block_ms": int(seconds * 1000),
+            **configs,
+            "value_serializer": _Wire(),
+        }
         self._lanes: dict[tuple[str, int], Lane] = {}
-        if configs.get("transactional_id") is not None:
+        self._transactional = configs.get("transactional_id") is not None
+        self._client: Any = connected(KafkaProducer, self._configs, Network())
+        if self._transactional:
             try:
                 with translated("starting transactions"):
                     self._client.init_transactions()
@@ -74,11 +79,49 @@ class PureProducer:
     def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
         """Send all, then wait for each."""
         futures = [self._send(message) for message in messages]
-        with translated("publishing"):
-            self._client.flush(timeout=max(until - self._clock.monotonic(), 0.0))
-        return [
+        self._flush(until)
+        results = [
             self._result(message, future) for message, future in zip(messages, futures, strict=True)
         ]
+        refused = [
+            place
+            for place, future in enumerate(futures)
+            if results[place].error is not None and not isinstance(future, HoldfastError)
+        ]
+        if refused and not self._transactional:
+            self._try_alone(messages, refused, results, until)
+        return results
+
+    def _try_alone(
+        self,
+        messages: Sequence[Message],
+        refused: list[int],
+        results: list[Published],
+        until: float,
+    ) -> None:
+        """Send each of *refused* by itself, in order.
+
+        When the broker refuses one message, kafka-python fails everything behind it with
+        the same error and is of no more use. What failed is all that was left of its lane,
+        so the order holds.
+        """
+        if len(refused) == 1:
+            self._renew()
+            return
+        for place in refused:
+            self._renew()
+            future = self._send(messages[place])
+            self._flush(until)
+            results[place] = self._result(messages[place], future)
+        self._renew()
+
+    def _renew(self) -> None:
+        self.abandon()
+        self._client = connected(KafkaProducer, self._configs, Network())
+
+    def _flush(self, until: float) -> None:
+        with translated("publishing"):
+            self._client.flush(timeout=max(until - self._clock.monotonic(), 0.0))
 
     def _send(self, message: Message) -> Any:
         """Return the client's future, or the error of a message that cannot be sent."""
@@ -102,8 +145,8 @@ class PureProducer:
         fault = translation(error, "publishing")
         if isinstance(fault, UnknownTopic):
             fault = UnknownTopic(message.topic, "it was deleted; create it again")
-        if isinstance(fault, BrokerDown):
-            raise fault from error
+        if isinstance(fault, BrokerDown) or isinstance(error, FENCED):
+            raise fault from error  # about the producer, not about this message
         return Published(error=fault)
 
     def _lane(self, topic: str, partition: int) -> Lane:

@@ -1,0 +1,202 @@
+"""The breaker: the state machine behind a lock that is never held during a call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.circuit import state as states
+from holdfast.circuit.events import Changed, Event, Failed, Refused
+from holdfast.circuit.policy import CircuitPolicy
+from holdfast.circuit.state import Closed, HalfOpen, Open, State
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import CircuitOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Listener = Callable[[Event], None]
+
+log = logging.getLogger("holdfast.circuit")
+
+
+class Permit(msgspec.Struct, frozen=True, gc=False):
+    """The right to make one call; hand it back with the outcome."""
+
+    generation: int
+    started: float | None = None
+
+
+class Breaker:
+    """Guards one dependency; every thread and handler that calls it shares this object.
+
+    `admit` before the call, then exactly one of `succeeded`, `failed` or `give_back`.
+    While the circuit is closed and all is well, no lock is taken at all.
+    """
+
+    def __init__(
+        self, name: str, policy: CircuitPolicy | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.name = name
+        self.policy = CircuitPolicy() if policy is None else policy
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._state: State = states.closed(0, self.policy)
+        self._pass: Permit | None = None
+        self._steady = False
+        self._settle_in()
+
+    @property
+    def state(self) -> State:
+        """The state as it stands; an open circuit stays `Open` until a call asks."""
+        return self._state
+
+    def admit(self) -> Permit:
+        """Return the permit for one call, or raise `CircuitOpen`: then no call is made."""
+        permit = self._pass  # while closed, one permit serves everybody
+        return self._ask() if permit is None else permit
+
+    def succeeded(self, permit: Permit) -> None:
+        """Note that the call went well, or at least answered."""
+        if self._steady and permit is self._pass:
+            return  # a window full of successes does not change by another one
+        self._note(permit, failed=False, error=None)
+
+    def failed(self, permit: Permit, error: BaseException | None = None) -> None:
+        """Note that the dependency failed the call."""
+        self._note(permit, failed=True, error=error)
+
+    def give_back(self, permit: Permit) -> None:
+        """Return a permit that told nothing about the dependency, e.g. after a duplicate."""
+        if permit is self._pass:
+            return
+        with self._lock:
+            self._state = states.give_back(self._state, permit.generation)
+
+    def open(self, seconds: float | None = None) -> None:
+        """Open by hand, for *seconds* or until `close`, `half_open` or `reset`."""
+        self._move(lambda state, now: states.opened(state, seconds, now))
+
+    def half_open(self) -> None:
+        """Let the next calls probe the dependency, by hand."""
+        self._move(lambda state, now: states.half_open(state, self.policy, now))
+
+    def close(self) -> None:
+        """Close by hand, with an empty window."""
+        self._move(lambda state, now: states.closed(state.generation + 1, self.policy))
+
+    reset = close
+
+    def adopt(self, policy: CircuitPolicy) -> None:
+        """Go on under another *policy*, closed and with an empty window."""
+        self.policy = policy
+        self.close()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Tell *listener* every event from now on; return what ends it.
+
+        Listeners run in the thread that made the call, outside the lock, and quickly.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return end
+
+    def _ask(self) -> Permit:
+        now = self._clock.monotonic()
+        with self._lock:
+            before = self._state
+            after, admitted = states.admit(before, self.policy, now)
+            self._become(after)
+        self._tell_change(before, after)
+        if admitted:
+            return Permit(after.generation, now)
+        self._tell(Refused(name=self.name))
+        raise self._refusal(after, now)
+
+    def _refusal(self, state: State, now: float) -> CircuitOpen:
+        if not isinstance(state, Open) or state.until is None:
+            return CircuitOpen(self.name, None)
+        left = state.until - now
+        return CircuitOpen(self.name, self._clock.now() + timedelta(seconds=left), retry_after=left)
+
+    def _note(self, permit: Permit, *, failed: bool, error: BaseException | None) -> None:
+        now = self._clock.monotonic()
+        limit, started = self.policy.slow_seconds, permit.started
+        slow = limit is not None and started is not None and now - started >= limit
+        if self._steady and not failed and not slow:
+            return
+        with self._lock:
+            before = self._state
+            after = states.record(
+                before, self.policy, permit.generation, failed=failed, slow=slow, now=now
+            )
+            self._become(after)
+        if (failed or slow) and self._listeners:
+            self._tell(Failed(name=self.name, error=error, slow=slow))
+        self._tell_change(before, after)
+
+    def _move(self, following: Callable[[State, float], State]) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            before = self._state
+            after = following(before, now)
+            self._become(after)
+        self._tell_change(before, after, by_hand=True)
+
+    def _become(self, state: State) -> None:
+        if state is not self._state:
+            self._state = state
+            self._settle_in()
+
+    def _settle_in(self) -> None:
+        """Prepare the paths without a lock: the shared permit, and the window that stands."""
+        state = self._state
+        self._steady = isinstance(state, Closed) and state.window.is_steady()
+        if not isinstance(state, Closed) or self.policy.slow_seconds is not None:
+            self._pass = None
+        elif self._pass is None or self._pass.generation != state.generation:
+            self._pass = Permit(state.generation)
+
+    def _tell_change(self, before: State, after: State, *, by_hand: bool = False) -> None:
+        if before.generation == after.generation:
+            return
+        log.log(
+            logging.INFO if isinstance(after, Closed) else logging.WARNING,
+            "the circuit of %r is %s%s",
+            self.name,
+            _word(after),
+            ", by hand" if by_hand else "",
+        )
+        self._tell(
+            Changed(
+                name=self.name, before=before, after=after, at=self._clock.now(), by_hand=by_hand
+            )
+        )
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                # A listener's fault must not become a failed call.
+                log.exception("a listener of the circuit of %r failed", self.name)
+
+
+def _word(state: State) -> str:
+    match state:
+        case Closed():
+            return "closed"
+        case Open():
+            return "open"
+        case HalfOpen():
+            return "half-open"

@@ -1,0 +1,41 @@
+"""What listeners of a breaker are told; every event is a frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from holdfast.circuit.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """The circuit moved to another state; a higher `after.generation` is the later move."""
+
+    name: str
+    before: State
+    after: State
+    at: datetime
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A call was not let through."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A call counted against the dependency: it failed, or it was slow."""
+
+    name: str
+    error: BaseException | None
+    slow: bool
+
+
+Event: TypeAlias = Changed | Refused | Failed

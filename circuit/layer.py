@@ -1,0 +1,111 @@
+"""The circuit layer: asks the breaker before an attempt, tells it how the attempt went."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from holdfast.circuit.breaker import Breaker
+from holdfast.circuit.policy import CircuitPolicy
+from holdfast.circuit.registry import BREAKERS
+from holdfast.classification import Classify, recognise
+from holdfast.deadline import current_deadline
+from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
+from holdfast.layer import Call, Layer, Stage
+
+INNOCENT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""Errors that, unless a rule knows better, speak of this program or its data."""
+
+
+class Circuit(Layer):
+    """Makes no attempt while the dependency is known to be down.
+
+    An open circuit raises `CircuitOpen`, which is no attempt and nobody's fault. What
+    counts against the dependency is decided by the error's remedy: RETRY and PAUSE do,
+    DEAD_LETTER and FIX do not, for bad data is no outage. Where nothing is known, errors
+    of Python's own that speak of bugs and bad values do not count, all others do. A
+    duplicate, a cancelled task and another open circuit say nothing, and return a
+    half-open permit unused; an attempt cut short by its `@timeout` is a failure.
+    """
+
+    stage: ClassVar[Stage] = Stage.BREAKER
+    label: ClassVar[str] = "@circuit"
+
+    def __init__(self, breaker: Breaker, *, classify: Classify | None = None) -> None:
+        self.breaker = breaker
+        self._classify = recognise if classify is None else classify
+
+    @property
+    def dependency(self) -> str:
+        """The name of what is called inside."""
+        return self.breaker.name
+
+    def describe(self) -> str:
+        """Say the dependency."""
+        return self.breaker.name
+
+    def enter(self, call: Call) -> None:
+        """Ask for a permit."""
+        call.notes[self] = self.breaker.admit()
+
+    def leave(self, call: Call) -> None:
+        """Report a success; a duplicate made no call, so it reports nothing."""
+        if call.duplicate:
+            self.breaker.give_back(call.notes[self])
+        else:
+            self.breaker.succeeded(call.notes[self])
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Report a failure, if it is the dependency's."""
+        if not call.duplicate and self.blames(error):
+            self.breaker.failed(call.notes[self], error)
+        else:
+            self.breaker.give_back(call.notes[self])
+
+    def blames(self, error: BaseException) -> bool:
+        """Whether *error* counts against the dependency."""
+        if isinstance(error, CircuitOpen):
+            return False
+        if isinstance(error, asyncio.CancelledError):
+            deadline = current_deadline()
+            return deadline is not None and deadline.is_over()
+        if not isinstance(error, Exception):
+            return False
+        remedy = self._classify(error)
+        if remedy is None:
+            remedy = recognise(error)
+        if remedy is None:
+            return not isinstance(error, INNOCENT)
+        return bool(remedy in (Remedy.RETRY, Remedy.PAUSE))
+
+
+def circuit(
+    name: str,
+    *,
+    policy: CircuitPolicy | None = None,
+    breaker: Breaker | None = None,
+    classify: Classify | None = None,
+) -> Circuit:
+    """Guard the decorated function by the breaker of dependency *name*.
+
+    Functions that name the same dependency share one breaker. Pass *breaker* to keep one
+    apart, *classify* to judge by yourself which errors are the dependency's.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"@circuit({name!r}): name the dependency, e.g. @circuit('payment-gateway')"
+        )
+    if breaker is None:
+        breaker = BREAKERS.get(name, policy)
+    elif policy is not None or breaker.name != name:
+        raise ConfigurationError(
+            f"@circuit({name!r}, breaker={breaker.name!r}): a breaker brings its own name and policy"
+        )
+    return Circuit(breaker, classify=classify)

@@ -1,0 +1,148 @@
+"""One circuit for many processes: what they tell each other, and how a breaker follows it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.circuit.events import Changed, Event
+from holdfast.circuit.state import Closed, Open
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.circuit.breaker import Breaker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """The last that was said about a circuit; later words have a higher *version*."""
+
+    version: int
+    is_open: bool
+    seconds: float = 0.0
+    """How long from now until it may be probed, 0 when it is time."""
+
+
+class SharedState(Protocol):
+    """Where processes read and say what a dependency is like; times are durations only.
+
+    No clock of one process is ever compared with that of another: the store counts.
+    """
+
+    def read(self, name: str) -> Word | None:
+        """Return the last word about *name*, None if nobody said anything."""
+        ...
+
+    def say_open(self, name: str, seconds: float) -> Word:
+        """Declare *name* open for *seconds*; return the word that holds now."""
+        ...
+
+    def say_closed(self, name: str) -> Word:
+        """Declare *name* closed."""
+        ...
+
+    def claim_probe(self, name: str, seconds: float) -> bool:
+        """Return True to one caller at a time, for *seconds*, once *name* may be probed."""
+        ...
+
+
+class MemorySharedState:
+    """A `SharedState` within one process, for tests and as the reference."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._words: dict[str, tuple[int, float | None]] = {}
+
+    def read(self, name: str) -> Word | None:
+        """Return the last word about *name*."""
+        with self._lock:
+            return self._word(name) if name in self._words else None
+
+    def say_open(self, name: str, seconds: float) -> Word:
+        """Declare *name* open for *seconds*."""
+        return self._say(name, self._clock.monotonic() + seconds)
+
+    def say_closed(self, name: str) -> Word:
+        """Declare *name* closed."""
+        return self._say(name, None)
+
+    def claim_probe(self, name: str, seconds: float) -> bool:
+        """Give the probe to one caller; it comes back if nothing is said for *seconds*."""
+        with self._lock:
+            version, until = self._words.get(name, (0, None))
+            now = self._clock.monotonic()
+            if until is None or now < until:
+                return False
+            self._words[name] = version + 1, now + seconds
+            return True
+
+    def _say(self, name: str, until: float | None) -> Word:
+        with self._lock:
+            version, _ = self._words.get(name, (0, None))
+            self._words[name] = version + 1, until
+            return self._word(name)
+
+    def _word(self, name: str) -> Word:
+        version, until = self._words[name]
+        left = 0.0 if until is None else max(0.0, until - self._clock.monotonic())
+        return Word(version=version, is_open=until is not None, seconds=left)
+
+
+class Sharing:
+    """Ties a breaker to what other processes say about its dependency.
+
+    What this breaker finds out is said at once. What others say is taken up by `refresh`,
+    which somebody calls every second or so, off the path of the calls: the calls never wait
+    for the store. One process at a time probes. If nobody refreshes any more, the breaker
+    probes by itself after twice its open time: it never stays open because of us.
+    """
+
+    def __init__(self, breaker: Breaker, shared: SharedState) -> None:
+        self._breaker, self._shared = breaker, shared
+        self._own = threading.local()
+        self.end = breaker.listen(self._heard)
+
+    def refresh(self) -> None:
+        """Take up what others said, and claim the probe when it is time."""
+        word = self._shared.read(self._breaker.name)
+        state, policy = self._breaker.state, self._breaker.policy
+        if word is None:
+            return
+        if not word.is_open:
+            if isinstance(state, Open):
+                self._obey(self._breaker.close)
+        elif isinstance(state, Closed):
+            self._hold(word.seconds)
+        elif (
+            isinstance(state, Open)
+            and not word.seconds
+            and self._shared.claim_probe(self._breaker.name, policy.probe_seconds)
+        ):
+            self._obey(self._breaker.half_open)
+
+    def _heard(self, event: Event) -> None:
+        if not isinstance(event, Changed) or getattr(self._own, "obeying", False):
+            return
+        match event.after:
+            case Open():
+                seconds = self._breaker.policy.open_seconds
+                self._shared.say_open(event.name, seconds)
+                if not event.by_hand:
+                    self._hold(seconds)
+            case Closed():
+                self._shared.say_closed(event.name)
+
+    def _hold(self, seconds: float) -> None:
+        """Stay open beyond the others' probe: whoever claims it goes first."""
+        self._obey(lambda: self._breaker.open(seconds + self._breaker.policy.open_seconds))
+
+    def _obey(self, move: Callable[[], None]) -> None:
+        self._own.obeying = True
+        try:
+            move()
+        finally:
+            self._own.obeying = False

@@ -1,0 +1,104 @@
+"""The snapshot: every row of the tables at the moment from which the stream goes on."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from holdfast.outbox.cdc.envelope import Envelope, Origin, Shape
+from holdfast.outbox.cdc.values import SETTINGS
+from holdfast.outbox.wal.faults import translated
+from holdfast.outbox.wal.stream import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from sqlalchemy.engine import URL
+
+    from holdfast.message import Message
+    from holdfast.outbox.wal.slot import Export
+
+log = logging.getLogger("holdfast.outbox.cdc")
+
+
+class TableSnapshot:
+    """Reads the tables one after the other, in one transaction, in bounded batches."""
+
+    def __init__(
+        self,
+        url: URL,
+        export: Export,
+        tables: Sequence[tuple[str, str]],
+        envelope: Envelope,
+        keys: Callable[[str, str], Sequence[str]],
+        *,
+        now: datetime,
+        batch: int,
+    ) -> None:
+        self.rows = 0
+        """How many rows were read so far."""
+        self._export = export
+        self._envelope = envelope
+        self._keys = keys
+        self._batch = batch
+        self._origin = Origin(lsn=export.position, tx=None, time=now, snapshot="true")
+        with translated("taking the snapshot"):
+            self._db: psycopg.Connection[Any] = psycopg.connect(
+                **{**arguments(url), "options": SETTINGS}, autocommit=True
+            )
+            self._db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._db.execute(
+                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(export.snapshot))
+            )
+        self._batches = self._read_all(tables)
+
+    @property
+    def export(self) -> Export:
+        """What the snapshot belongs to; its slot goes when it is closed."""
+        return self._export
+
+    def read(self) -> list[Message]:
+        """Return the next events; an empty list after the last."""
+        with translated("reading the snapshot"):
+            return next(self._batches, [])
+
+    def _read_all(self, tables: Sequence[tuple[str, str]]) -> Iterator[list[Message]]:
+        for number, (schema, table) in enumerate(tables, 1):
+            before = self.rows
+            yield from self._read_table(schema, table)
+            log.info(
+                "snapshot of %s.%s: %d rows (table %d of %d)",
+                schema, table, self.rows - before, number, len(tables),
+            )  # fmt: skip
+
+    def _read_table(self, schema: str, table: str) -> Iterator[list[Message]]:
+        name = sql.Identifier(schema, table)
+        self._db.execute(sql.SQL("DECLARE rows NO SCROLL CURSOR FOR SELECT * FROM {}").format(name))
+        fetch = sql.SQL("FETCH FORWARD {} FROM rows").format(sql.Literal(self._batch))
+        shape: Shape | None = None
+        number = 0
+        while True:
+            result = self._db.execute(fetch).pgresult
+            if result is None or result.ntuples == 0:
+                break
+            width = range(result.nfields)
+            if shape is None:
+                columns = [((result.fname(n) or b"").decode(), result.ftype(n)) for n in width]
+                shape = Shape.of(schema, table, columns, self._keys(schema, table))
+            messages = []
+            for place in range(result.ntuples):
+                number += 1
+                values: list[Any] = [result.get_value(place, n) for n in width]
+                messages.append(self._envelope.read(shape, values, self._origin, number))
+            self.rows += len(messages)
+            yield messages
+        self._db.execute("CLOSE rows")
+
+    def close(self) -> None:
+        """End the transaction and let the exported snapshot go."""
+        self._db.close()
+        self._export.close()

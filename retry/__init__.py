@@ -1,0 +1,27 @@
+"""Retries that know when to stop: policies, budgets, deadlines and whom to blame."""
+
+from holdfast.backoff import Backoff, Jitter
+from holdfast.classification import Rules, classify
+from holdfast.deadline import checkpoint, remaining
+from holdfast.errors import AttemptTimeout, Remedy, ResultRejected
+from holdfast.retry.budget import Budget
+from holdfast.retry.layer import Policy, Retry, retry
+from holdfast.retry.timeout import Timeout, timeout
+
+__all__ = [
+    "AttemptTimeout",
+    "Backoff",
+    "Budget",
+    "Jitter",
+    "Policy",
+    "Remedy",
+    "ResultRejected",
+    "Retry",
+    "Rules",
+    "Timeout",
+    "checkpoint",
+    "classify",
+    "remaining",
+    "retry",
+    "timeout",
+]

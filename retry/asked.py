@@ -1,0 +1,71 @@
+"""The wait that the other side asked for: Retry-After and its relatives."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from holdfast.symptoms import http_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ASKING = frozenset({429, 503})
+
+
+def asked_wait(error: BaseException, now: Callable[[], datetime]) -> float | None:
+    """Return the seconds that *error* asks to wait; None if it asks for nothing sensible.
+
+    An attribute `retry_after` counts, and the Retry-After header of a 429 or 503 response
+    as requests, httpx, aiohttp, urllib and botocore keep it, in seconds or as a date.
+    """
+    asked = getattr(error, "retry_after", None)
+    return _seconds(_header(error) if asked is None else asked, now)
+
+
+def _header(error: Any) -> object:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        meta = response.get("ResponseMetadata", {})
+        status, headers = meta.get("HTTPStatusCode"), meta.get("HTTPHeaders")
+    else:
+        status, headers = http_status(error), getattr(response, "headers", None)
+        headers = getattr(error, "headers", None) if headers is None else headers
+    if status not in _ASKING or not hasattr(headers, "get"):
+        return None
+    value: object = headers.get("retry-after")
+    return headers.get("Retry-After") if value is None else value
+
+
+def _seconds(asked: object, now: Callable[[], datetime]) -> float | None:
+    match asked:
+        case timedelta():
+            seconds = asked.total_seconds()
+        case datetime():
+            seconds = _until(asked, now())
+        case bool():
+            return None
+        case int() | float():
+            seconds = float(asked)
+        case str():
+            try:
+                seconds = float(asked)
+            except ValueError:
+                return _seconds(_date(asked), now)
+        case _:
+            return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        return parsedate_to_datetime(text)
+    except ValueError:
+        return None
+
+
+def _until(moment: datetime, now: datetime) -> float:
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (aware - now).total_seconds()

@@ -1,0 +1,97 @@
+"""The retry budget: retries in proportion to calls, so that an outage is not multiplied."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, ClassVar
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import ConfigurationError
+
+_SLICES = 10
+
+
+class Budget:
+    """At most *ratio* retries per call, plus *per_second*, over the last *window* seconds.
+
+    Every call deposits, every retry withdraws when it is *scheduled*: retries that wait
+    have been paid for, so a crowd of them cannot all be let through at once. Threads share
+    it; give one object, or one name, to everything that calls the same dependency.
+    """
+
+    _named: ClassVar[dict[str, Budget]] = {}
+    _naming: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.2,
+        per_second: float = 10.0,
+        window: float = 10.0,
+        name: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not 0 <= ratio < math.inf or not 0 <= per_second < math.inf:
+            raise ConfigurationError(
+                f"Budget(ratio={ratio}, per_second={per_second}): use finite numbers, 0 or more"
+            )
+        if not 0 < window < math.inf:
+            raise ConfigurationError(f"Budget(window={window}): use seconds above 0")
+        self.name = name
+        self.ratio, self.per_second, self.window = ratio, per_second, window
+        self._clock = clock
+        self._lock = threading.Lock()
+        # One slice more than the window: what is still inside it is never forgotten early.
+        self._calls = [0] * (_SLICES + 1)
+        self._retries = [0] * (_SLICES + 1)
+        self._slice = self._slice_now()
+
+    @classmethod
+    def named(cls, name: str, **settings: Any) -> Budget:
+        """Return the one budget of dependency *name* in this process, made on first use."""
+        with cls._naming:
+            known = cls._named.get(name)
+            if known is None:
+                known = cls._named[name] = cls(name=name, **settings)
+            elif any(getattr(known, key, value) != value for key, value in settings.items()):
+                raise ConfigurationError(
+                    f"Budget.named({name!r}) exists with ratio={known.ratio}, "
+                    f"per_second={known.per_second}, window={known.window}: "
+                    "state its settings in one place"
+                )
+            return known
+
+    def deposit(self) -> None:
+        """Note a call."""
+        with self._lock:
+            self._roll()
+            self._calls[self._slice % (_SLICES + 1)] += 1
+
+    def withdraw(self) -> bool:
+        """Take one retry out of the budget; False, and nothing taken, if there is none left."""
+        with self._lock:
+            self._roll()
+            if self._left() < 1:
+                return False
+            self._retries[self._slice % (_SLICES + 1)] += 1
+            return True
+
+    def balance(self) -> float:
+        """Return how many retries could be scheduled now."""
+        with self._lock:
+            self._roll()
+            return max(0.0, self._left())
+
+    def _left(self) -> float:
+        granted = self.per_second * self.window + self.ratio * sum(self._calls)
+        return granted - sum(self._retries)
+
+    def _slice_now(self) -> int:
+        return int(self._clock.monotonic() * _SLICES / self.window)
+
+    def _roll(self) -> None:
+        now = self._slice_now()
+        for passed in range(max(self._slice + 1, now - _SLICES), now + 1):
+            self._calls[passed % (_SLICES + 1)] = self._retries[passed % (_SLICES + 1)] = 0
+        self._slice = max(self._slice, now)

@@ -1,0 +1,268 @@
+"""The retry layer: which failures are tried again in place, when, and how often."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from holdfast.backoff import Backoff
+from holdfast.classification import Classify, declared, recognise
+from holdfast.deadline import Deadline, begin, current_deadline, end
+from holdfast.errors import ConfigurationError, Remedy, ResultRejected
+from holdfast.layer import Again, Call, Layer, Stage
+from holdfast.retry import strategies
+from holdfast.retry.asked import asked_wait
+from holdfast.retry.budget import Budget
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from contextvars import Token
+
+log = logging.getLogger("holdfast.retry")
+
+UNKNOWN_ATTEMPTS = 3
+"""How often an error is tried that nobody knows anything about."""
+
+PATIENCE = 300.0
+"""The longest Retry-After that is waited for in place when no deadline says otherwise."""
+
+DEFAULT = Backoff(first=0.1, ceiling=30, attempts=5)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """How long to wait between attempts; `Backoff` is one."""
+
+    def delay(self, attempt: int, previous: float | None = None) -> float | None:
+        """Return the seconds to wait after failed *attempt* (from 1); None means give up."""
+        ...
+
+
+class Progress:
+    """What a retry knows about one call."""
+
+    __slots__ = ("deadline", "previous", "state", "token")
+
+    def __init__(self) -> None:
+        self.previous: float | None = None
+        self.deadline: Deadline | None = None
+        self.token: Token[Deadline | None] | None = None
+        self.state: Any = None
+
+
+class Retry(Layer):
+    """Runs what is inside again after a passing failure, in the same process.
+
+    Poison and errors that need a fix go out at once; so do blameless ones (an open circuit,
+    a dependency that is down, a delivery that belongs to somebody else): they are no
+    attempts. KeyboardInterrupt, SystemExit and a cancelled task are never retried. The last
+    error leaves unchanged. `call.attempt` goes on counting from where it stood, so retries
+    of every kind share one count.
+    """
+
+    stage: ClassVar[Stage] = Stage.RETRY
+    label: ClassVar[str] = "@retry"
+
+    def __init__(
+        self,
+        policy: Policy | strategies.Strategy | None = None,
+        *,
+        stop: strategies.Strategy | None = None,
+        on: Any = None,
+        budget: Budget | str | None = None,
+        deadline: float | None = None,
+        classify: Classify | None = None,
+    ) -> None:
+        if policy is None:
+            policy = DEFAULT if stop is None else Backoff(first=DEFAULT.first, ceiling=30)
+        if not isinstance(policy, Policy):
+            strategies.check_wait(policy)
+        if stop is not None:
+            strategies.check_stop(stop)
+        if deadline is not None and not 0 < deadline < math.inf:
+            raise ConfigurationError(f"@retry(deadline={deadline}): use seconds above 0, or None")
+        if on is not None and classify is not None:
+            raise ConfigurationError("@retry(on=…, classify=…): both decide what to retry; use one")
+        self.policy, self.stop, self.deadline = policy, stop, deadline
+        self.budget = Budget.named(budget) if isinstance(budget, str) else budget
+        self._asks_condition = strategies.is_strategy(on, "retry_base")
+        self._on: Callable[[Any], bool] | None = on if self._asks_condition else _condition(on)
+        self._classify = recognise if classify is None else classify
+        own = isinstance(policy, Policy)
+        self._keeps_state = not own or stop is not None or self._asks_condition
+        self._randomness: random.Random = getattr(policy, "randomness", DEFAULT.randomness)
+
+    def describe(self) -> str:
+        """Say the policy and the limits."""
+        parts = [str(self.policy) if isinstance(self.policy, Backoff) else _name(self.policy)]
+        if self.stop is not None:
+            parts.append(_name(self.stop))
+        if self.deadline is not None:
+            parts.append(f"within {self.deadline:g} s")
+        if self.budget is not None:
+            parts.append(f"budget {self.budget.name or 'of its own'}")
+        return ", ".join(parts)
+
+    def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
+        """Leave out the hooks that these settings do not need."""
+        timed = self._keeps_state or self.deadline is not None
+        if name == "enter" and not timed and self.budget is None:
+            return None
+        if name == "leave" and not self._asks_condition and self.deadline is None:
+            return None
+        return super().hook(name, is_async=is_async)
+
+    def enter(self, call: Call) -> None:
+        """Start the clock of the whole call, and count it for the budget."""
+        if self.budget is not None:
+            self.budget.deposit()
+        self._begin(call)
+
+    def leave(self, call: Call) -> Again | None:
+        """Accept the result, unless a condition refuses it."""
+        progress: Progress = call.notes[self]
+        again = None
+        refused = self._asks_condition and not call.duplicate and self._refuses(call, progress)
+        if refused:
+            again = self._schedule(call, progress, None)
+        if again is None:
+            _finish(progress)
+            if refused:
+                raise ResultRejected(call.result, call.attempt)
+        return again
+
+    def fail(self, call: Call, error: BaseException) -> Again | None:
+        """Decide whether the failed attempt is followed by another."""
+        progress = call.notes.get(self)
+        if progress is None:
+            progress = self._begin(call)
+        again = None
+        if isinstance(error, Exception):
+            if self._keeps_state:
+                strategies.note_outcome(progress.state, call, value=error, has_exception=True)
+            if self._is_wanted(call, progress, error):
+                again = self._schedule(call, progress, error)
+        if again is None:
+            _finish(progress)
+        return again
+
+    def _begin(self, call: Call) -> Progress:
+        progress = call.notes[self] = Progress()
+        if self._keeps_state:
+            progress.state = strategies.new_state(call)
+        if self.deadline is not None:
+            progress.deadline = Deadline(self.deadline, call.clock)
+            progress.token = begin(progress.deadline)
+        return progress
+
+    def _refuses(self, call: Call, progress: Progress) -> bool:
+        state = strategies.note_outcome(
+            progress.state, call, value=call.result, has_exception=False
+        )
+        return self._on is not None and bool(self._on(state))
+
+    def _is_wanted(self, call: Call, progress: Progress, error: Exception) -> bool:
+        if self._on is not None:
+            own = declared(error)
+            if own is not None and own is not Remedy.RETRY:
+                return False
+            return bool(self._on(progress.state if self._asks_condition else error))
+        remedy = self._classify(error)
+        if remedy is None:
+            remedy = recognise(error)
+        if remedy is None:
+            return call.attempt < UNKNOWN_ATTEMPTS
+        return bool(remedy is Remedy.RETRY)
+
+    def _schedule(self, call: Call, progress: Progress, error: Exception | None) -> Again | None:
+        """Return when to try again, None to give up.
+
+        The budget is asked last: a retry that will not happen costs nothing.
+        """
+        own = self._own_delay(call, progress)
+        if own is None:
+            return None
+        deadline = progress.deadline or current_deadline()
+        left = None if deadline is None else deadline.remaining()
+        delay = self._at_least_asked(own, error, left, call)
+        if delay is None or (left is not None and delay >= left):
+            log.warning("no time is left to retry%s: %r", _whose(call), error)
+            return None
+        if self.budget is not None and not self.budget.withdraw():
+            log.warning("the retry budget %s is spent%s: %r", self.budget.name, _whose(call), error)
+            return None
+        log.info(
+            "attempt %d failed%s, next in %.3f s: %r", call.attempt, _whose(call), delay, error
+        )
+        progress.previous = own
+        call.attempt += 1
+        return Again(delay)
+
+    def _own_delay(self, call: Call, progress: Progress) -> float | None:
+        if isinstance(self.policy, Policy):
+            seconds = self.policy.delay(call.attempt, progress.previous)
+        else:
+            seconds = float(self.policy(progress.state))
+        if seconds is None or not self._keeps_state:
+            return seconds
+        return strategies.wait(progress.state, seconds, self.stop)
+
+    def _at_least_asked(
+        self, own: float, error: Exception | None, left: float | None, call: Call
+    ) -> float | None:
+        """Return *own* or the wait the other side asked for, spread a little above it."""
+        asked = None if error is None else asked_wait(error, call.clock.now)
+        if asked is None:
+            return own
+        if asked >= (PATIENCE if left is None else left):
+            return None
+        spread = asked / 4 if left is None else min(asked / 4, (left - asked) / 2)
+        return max(own, asked + self._randomness.uniform(0, spread))
+
+
+def retry(
+    policy: Policy | strategies.Strategy | None = None,
+    *,
+    stop: strategies.Strategy | None = None,
+    on: Any = None,
+    budget: Budget | str | None = None,
+    deadline: float | None = None,
+    classify: Classify | None = None,
+) -> Retry:
+    """Retry the decorated function after passing failures.
+
+    *policy* is a `Backoff`, a tenacity `wait_*`, or an object with `delay`; *stop* a tenacity
+    `stop_*`. *on* narrows what is retried to error types, a predicate or a tenacity `retry_*`;
+    *classify* replaces the judgement of errors. *deadline* bounds all attempts and waits
+    together, in seconds; the time of one attempt is bounded by `@timeout`. *budget* is a
+    `Budget`, or the name of a dependency whose budget is shared.
+    """
+    return Retry(policy, stop=stop, on=on, budget=budget, deadline=deadline, classify=classify)
+
+
+def _condition(on: Any) -> Callable[[Any], bool] | None:
+    strategies.check_condition(on)
+    kinds = on if isinstance(on, tuple) else (on,)
+    if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        return lambda error: isinstance(error, kinds)
+    if on is None or (callable(on) and not isinstance(on, type)):
+        return on
+    raise ConfigurationError(
+        f"@retry(on={on!r}): use error types, a predicate of the error, or a tenacity retry_*"
+    )
+
+
+def _finish(progress: Progress) -> None:
+    if progress.token is not None:
+        end(progress.token)
+        progress.token = None
+
+
+def _whose(call: Call) -> str:
+    return "" if call.message is None else f" for message {call.message.id}"
+
+
+def _name(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,86 @@
+"""tenacity's `wait_*`, `stop_*` and `retry_*` objects, taken as they are."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenacity import RetryCallState
+
+    from holdfast.layer import Call
+
+Strategy = Any
+"""A callable that takes a `RetryCallState`."""
+
+
+def is_strategy(value: object, base: str) -> bool:
+    """Whether *value* is a tenacity object of the kind *base*, e.g. 'wait_base'."""
+    return any(
+        kind.__name__ == base and kind.__module__.startswith("tenacity.")
+        for kind in type(value).__mro__
+    )
+
+
+def check_wait(value: object) -> None:
+    """Refuse what is no wait of tenacity."""
+    if inspect.isroutine(value):
+        raise ConfigurationError(
+            f"@retry got the function {getattr(value, '__name__', value)!r} as its policy: write "
+            "@retry() with parentheses; a policy of your own is an object with delay(attempt, "
+            "previous)"
+        )
+    if not is_strategy(value, "wait_base"):
+        raise ConfigurationError(
+            f"@retry({value!r}): the policy is a Backoff, a tenacity wait_* object, or any object "
+            "with delay(attempt, previous)"
+        )
+
+
+def check_stop(value: object) -> None:
+    """Refuse what is no stop of tenacity."""
+    if not is_strategy(value, "stop_base"):
+        raise ConfigurationError(f"@retry(stop={value!r}): use one of tenacity's stop_* objects")
+
+
+def check_condition(value: object) -> None:
+    """Refuse a condition that could only be asked by awaiting it."""
+    if is_strategy(value, "async_retry_base"):
+        raise ConfigurationError(
+            f"@retry(on={value!r}): use the retry_* objects of tenacity itself, not those of "
+            "tenacity.asyncio; they serve async functions too"
+        )
+
+
+def new_state(call: Call) -> RetryCallState:
+    """Return the state that tenacity's objects look at, on the clock of *call*."""
+    import tenacity
+
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, call.args, call.kwargs)
+    state.start_time = call.clock.monotonic()
+    return state
+
+
+def note_outcome(
+    state: RetryCallState, call: Call, *, value: Any, has_exception: bool
+) -> RetryCallState:
+    """Put the outcome of the attempt into *state*."""
+    import tenacity
+
+    state.attempt_number = call.attempt
+    state.outcome = tenacity.Future.construct(call.attempt, value, has_exception)
+    state.outcome_timestamp = call.clock.monotonic()
+    return state
+
+
+def wait(state: RetryCallState, seconds: float, stop: Callable[..., Any] | None) -> float | None:
+    """Return *seconds*, or None if *stop* says so; the state remembers what comes."""
+    state.upcoming_sleep = seconds
+    if stop is not None and stop(state):
+        return None
+    state.idle_for += seconds
+    return seconds
