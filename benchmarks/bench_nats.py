@@ -22,6 +22,7 @@ from tests.servers import Nats
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+    from nats.aio.msg import Msg
     from nats.js import JetStreamContext
 
 COUNT, BATCH, LANES, SAMPLES = 20_000, 500, 4, 200
@@ -48,7 +49,7 @@ def figures() -> Iterator[Figure]:
             peer=lambda: _run(server, _consume_raw),
             unit="messages/s",
             goal=Goal(at_least=0.8),
-            detail="300 B, batches of 500, 4 lanes, against fetch, headers read, ack",
+            detail="300 B, batches of 500, 4 lanes, against a push callback, headers read, ack",
         )
         yield compare(
             "nats: publish to waiting consumer",
@@ -126,20 +127,26 @@ def _consume(broker: NatsBroker) -> float:
 
 
 async def _consume_raw(stream: JetStreamContext) -> float:
+    """Consume by a callback, which is more than twice as fast as the library's `fetch`."""
     name = f"raw-{next(_names)}"
     await _publish_raw(stream, name)
-    pull = await stream.pull_subscribe("", durable="g", stream=name)
-    started = time.perf_counter()
     count = 0
-    while count < COUNT:
-        for message in await pull.fetch(BATCH, timeout=5):
-            headers = message.headers or {}
-            assert headers["ce-partitionkey"]
-            assert message.data
-            assert [(key, value.encode()) for key, value in headers.items()]
-            assert message.metadata.sequence.stream
-            await message.ack()
-            count += 1
+    done = asyncio.Event()
+
+    async def handle(message: Msg) -> None:
+        nonlocal count
+        headers = message.headers or {}
+        assert headers["ce-partitionkey"]
+        assert message.data
+        assert [(key, value.encode()) for key, value in headers.items()]
+        await message.ack()
+        count += 1
+        if count == COUNT:
+            done.set()
+
+    started = time.perf_counter()
+    await stream.subscribe("", stream=name, durable="g", cb=handle, manual_ack=True)
+    await done.wait()
     await stream._nc.flush()
     return COUNT / (time.perf_counter() - started)
 

@@ -47,8 +47,10 @@ class Breaker:
         self._lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._state: State = states.closed(0, self.policy)
-        self._pass: Permit | None = None
-        self._steady = False
+        self.standing: Permit | None = None
+        """The permit that serves everybody while the circuit is closed."""
+        self.is_steady = False
+        """Whether one more quick success would change nothing, so that none need be noted."""
         self._settle_in()
 
     @property
@@ -58,13 +60,13 @@ class Breaker:
 
     def admit(self) -> Permit:
         """Return the permit for one call, or raise `CircuitOpen`: then no call is made."""
-        permit = self._pass  # while closed, one permit serves everybody
+        permit = self.standing
         return self._ask() if permit is None else permit
 
     def succeeded(self, permit: Permit) -> None:
         """Note that the call went well, or at least answered."""
-        if self._steady and permit is self._pass:
-            return  # a window full of successes does not change by another one
+        if self.is_steady and permit is self.standing:
+            return
         self._note(permit, failed=False, error=None)
 
     def failed(self, permit: Permit, error: BaseException | None = None) -> None:
@@ -73,7 +75,7 @@ class Breaker:
 
     def give_back(self, permit: Permit) -> None:
         """Return a permit that told nothing about the dependency, e.g. after a duplicate."""
-        if permit is self._pass:
+        if permit is self.standing:
             return
         with self._lock:
             self._state = states.give_back(self._state, permit.generation)
@@ -113,6 +115,9 @@ class Breaker:
 
     def _ask(self) -> Permit:
         now = self._clock.monotonic()
+        state = self._state
+        if isinstance(state, Closed):
+            return Permit(state.generation, now)
         with self._lock:
             before = self._state
             after, admitted = states.admit(before, self.policy, now)
@@ -133,7 +138,7 @@ class Breaker:
         now = self._clock.monotonic()
         limit, started = self.policy.slow_seconds, permit.started
         slow = limit is not None and started is not None and now - started >= limit
-        if self._steady and not failed and not slow:
+        if self.is_steady and not failed and not slow:
             return
         with self._lock:
             before = self._state
@@ -151,7 +156,7 @@ class Breaker:
             before = self._state
             after = following(before, now)
             self._become(after)
-        self._tell_change(before, after, by_hand=True)
+        self._tell_change(before, after, told=True)
 
     def _become(self, state: State) -> None:
         if state is not self._state:
@@ -161,26 +166,24 @@ class Breaker:
     def _settle_in(self) -> None:
         """Prepare the paths without a lock: the shared permit, and the window that stands."""
         state = self._state
-        self._steady = isinstance(state, Closed) and state.window.is_steady()
+        self.is_steady = isinstance(state, Closed) and state.window.is_steady()
         if not isinstance(state, Closed) or self.policy.slow_seconds is not None:
-            self._pass = None
-        elif self._pass is None or self._pass.generation != state.generation:
-            self._pass = Permit(state.generation)
+            self.standing = None
+        elif self.standing is None or self.standing.generation != state.generation:
+            self.standing = Permit(state.generation)
 
-    def _tell_change(self, before: State, after: State, *, by_hand: bool = False) -> None:
-        if before.generation == after.generation:
+    def _tell_change(self, before: State, after: State, *, told: bool = False) -> None:
+        if type(before) is type(after):
             return
         log.log(
             logging.INFO if isinstance(after, Closed) else logging.WARNING,
             "the circuit of %r is %s%s",
             self.name,
             _word(after),
-            ", by hand" if by_hand else "",
+            ", as told" if told else "",
         )
         self._tell(
-            Changed(
-                name=self.name, before=before, after=after, at=self._clock.now(), by_hand=by_hand
-            )
+            Changed(name=self.name, before=before, after=after, at=self._clock.now(), told=told)
         )
 
     def _tell(self, event: Event) -> None:

@@ -19,7 +19,8 @@ class Changed:
     before: State
     after: State
     at: datetime
-    by_hand: bool = False
+    told: bool = False
+    """Whether a person or another process moved it, rather than the outcome of its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.circuit.breaker import Breaker
-from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.registry import BREAKERS
 from holdfast.classification import Classify, recognise
 from holdfast.deadline import current_deadline
 from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
 from holdfast.layer import Call, Layer, Stage
+
+if TYPE_CHECKING:
+    from holdfast.circuit.breaker import Breaker
+    from holdfast.circuit.policy import CircuitPolicy
 
 INNOCENT = (
     ArithmeticError,
@@ -53,14 +55,16 @@ class Circuit(Layer):
 
     def enter(self, call: Call) -> None:
         """Ask for a permit."""
-        call.notes[self] = self.breaker.admit()
+        standing = self.breaker.standing
+        call.notes[self] = self.breaker.admit() if standing is None else standing
 
     def leave(self, call: Call) -> None:
         """Report a success; a duplicate made no call, so it reports nothing."""
+        breaker, permit = self.breaker, call.notes[self]
         if call.duplicate:
-            self.breaker.give_back(call.notes[self])
-        else:
-            self.breaker.succeeded(call.notes[self])
+            breaker.give_back(permit)
+        elif not breaker.is_steady or permit is not breaker.standing:
+            breaker.succeeded(permit)
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Report a failure, if it is the dependency's."""
@@ -106,6 +110,6 @@ def circuit(
         breaker = BREAKERS.get(name, policy)
     elif policy is not None or breaker.name != name:
         raise ConfigurationError(
-            f"@circuit({name!r}, breaker={breaker.name!r}): a breaker brings its own name and policy"
+            f"@circuit({name!r}, breaker={breaker.name!r}): a breaker has its own name and policy"
         )
     return Circuit(breaker, classify=classify)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from holdfast.circuit.window import LastCalls, Window
+from holdfast.circuit.window import LastCalls, LastSeconds, Window
 from holdfast.errors import ConfigurationError
 
 
@@ -42,6 +42,8 @@ class CircuitPolicy:
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < math.inf:
                 raise ConfigurationError(f"CircuitPolicy({name}={seconds}): use seconds above 0")
+        if isinstance(self.window, LastSeconds) and not 0 < self.window.seconds < math.inf:
+            raise ConfigurationError(f"CircuitPolicy(window={self.window}): use seconds above 0")
         if isinstance(self.window, LastCalls) and self.window.size < self.minimum_calls:
             raise ConfigurationError(
                 f"CircuitPolicy(minimum_calls={self.minimum_calls}, window=LastCalls("

@@ -20,7 +20,7 @@ class Breakers:
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a listener may ask for another breaker
         self._known: dict[str, Breaker] = {}
         self._stated: set[str] = set()
         self._watchers: list[Callable[[Breaker], None]] = []

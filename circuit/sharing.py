@@ -11,8 +11,6 @@ from holdfast.circuit.state import Closed, Open
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.circuit.breaker import Breaker
 
 
@@ -103,46 +101,43 @@ class Sharing:
 
     def __init__(self, breaker: Breaker, shared: SharedState) -> None:
         self._breaker, self._shared = breaker, shared
-        self._own = threading.local()
         self.end = breaker.listen(self._heard)
 
     def refresh(self) -> None:
-        """Take up what others said, and claim the probe when it is time."""
-        word = self._shared.read(self._breaker.name)
-        state, policy = self._breaker.state, self._breaker.policy
-        if word is None:
-            return
-        if not word.is_open:
-            if isinstance(state, Open):
-                self._obey(self._breaker.close)
-        elif isinstance(state, Closed):
-            self._hold(word.seconds)
-        elif (
-            isinstance(state, Open)
-            and not word.seconds
-            and self._shared.claim_probe(self._breaker.name, policy.probe_seconds)
-        ):
-            self._obey(self._breaker.half_open)
+        """Take up what others said, and claim the probe when it is time.
+
+        A circuit held open by hand is left alone. To close it everywhere by hand, say so in
+        the store: `shared.say_closed(name)`.
+        """
+        breaker, state = self._breaker, self._breaker.state
+        word = self._shared.read(breaker.name)
+        match state:
+            case _ if word is None:
+                return
+            case Open(until=None):
+                return
+            case Open() if not word.is_open:
+                breaker.close()
+            case Open() if not word.seconds and self._claim():
+                breaker.half_open()
+            case Closed() if word.is_open:
+                self._hold(word.seconds)
+
+    def _claim(self) -> bool:
+        policy = self._breaker.policy
+        return self._shared.claim_probe(self._breaker.name, policy.probe_seconds)
 
     def _heard(self, event: Event) -> None:
-        if not isinstance(event, Changed) or getattr(self._own, "obeying", False):
+        if not isinstance(event, Changed) or event.told:
             return
         match event.after:
             case Open():
                 seconds = self._breaker.policy.open_seconds
                 self._shared.say_open(event.name, seconds)
-                if not event.by_hand:
-                    self._hold(seconds)
+                self._hold(seconds)
             case Closed():
                 self._shared.say_closed(event.name)
 
     def _hold(self, seconds: float) -> None:
         """Stay open beyond the others' probe: whoever claims it goes first."""
-        self._obey(lambda: self._breaker.open(seconds + self._breaker.policy.open_seconds))
-
-    def _obey(self, move: Callable[[], None]) -> None:
-        self._own.obeying = True
-        try:
-            move()
-        finally:
-            self._own.obeying = False
+        self._breaker.open(seconds + self._breaker.policy.open_seconds)

@@ -93,7 +93,7 @@ def record(
     match state:
         case Closed(window=window):
             window = window.record(failed=failed, slow=slow, now=now)
-            # Only a bad call can tip the scale: a quick success is not worth counting for.
+            # A circuit opens on a bad call, never on a good one, so those need no counting.
             if (failed or slow) and policy.trips(window, now):
                 return opened(state, policy.open_seconds, now)
             return Closed(generation, window)

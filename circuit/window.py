@@ -6,8 +6,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.errors import ConfigurationError
-
 _SLICES = 10
 
 
@@ -18,10 +16,6 @@ class LastCalls(msgspec.Struct, frozen=True, gc=False):
     calls: int = 0
     failed: int = 0
     slow: int = 0
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigurationError(f"LastCalls({self.size}): use 1 or more")
 
     def record(self, *, failed: bool, slow: bool, now: float) -> LastCalls:
         """Return the window with one more call in it, and the oldest forgotten if it was full."""
@@ -56,10 +50,6 @@ class LastSeconds(msgspec.Struct, frozen=True):
 
     seconds: float = 60.0
     slices: tuple[Slice, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
-            raise ConfigurationError(f"LastSeconds({self.seconds}): use seconds above 0")
 
     def record(self, *, failed: bool, slow: bool, now: float) -> LastSeconds:
         """Return the window with one more call in it, and what is too old forgotten."""

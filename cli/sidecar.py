@@ -23,6 +23,7 @@ from holdfast.outbox.endpoint import Endpoint, host_and_port
 from holdfast.outbox.measured_engine import MeasuredEngine
 from holdfast.outbox.metrics import RelayMetrics, Sampler
 from holdfast.outbox.probes import Probes
+from holdfast.outbox.schema import SHARDS
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Sidecar:
         self.relay = Relay(measured, observer=self._observe)
         self._backlog = Backlog(self._database)
         self._sampler = Sampler(self._backlog)
-        self._metrics = RelayMetrics(self.relay.health, self._sampler, shards=lambda: late.shards)
+        self._late = late
+        self._metrics = RelayMetrics(self.relay.health, self._sampler, shards=self._shards)
         self._probes = Probes(self.relay.health, measured, stall_seconds=settings.stall_seconds)
 
     def run(self) -> None:
@@ -156,6 +158,12 @@ class Sidecar:
                              publication=settings.publication, messages=settings.messages,
                              terms=terms, batch=settings.batch)  # fmt: skip
         return LeaseEngine(self._database, self._sink, terms=terms, batch=settings.batch)
+
+    def _shards(self) -> int:
+        if not self._is_wal:
+            return self._late.shards
+        health = self.relay.health  # the WAL engine takes all shards or none
+        return SHARDS if health.last_step > float("-inf") and not health.standby else 0
 
     def _observe(self, step: Step) -> None:
         self._progress(step)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.errors import AttemptTimeout
 
 if TYPE_CHECKING:
@@ -13,31 +15,34 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
 
 
-class Deadline:
-    """A moment by which work is to end; never later than the one it was made within."""
+class Deadline(msgspec.Struct, frozen=True):
+    """A moment by which work is to end."""
 
-    __slots__ = ("_clock", "_is_cut", "seconds", "until")
-
-    def __init__(
-        self, seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = None
-    ) -> None:
-        outer = _CURRENT.get()
-        until = clock.monotonic() + seconds
-        self.until: float = until if outer is None else min(until, outer.until)
-        self.seconds = seconds
-        self._clock = clock
-        self._is_cut = is_cut
+    until: float
+    seconds: float
+    clock: Clock
+    is_cut: Callable[[], bool] | None = None
+    """Whether an event loop has interrupted the work because of this deadline."""
 
     def remaining(self) -> float:
         """Return the seconds left, 0 when there are none."""
-        return max(0.0, self.until - self._clock.monotonic())
+        return max(0.0, self.until - self.clock.monotonic())
 
     def is_over(self) -> bool:
         """Whether the time is up, or an event loop has cut the work short because of it."""
-        return (self._is_cut is not None and self._is_cut()) or self.remaining() == 0
+        return (self.is_cut is not None and self.is_cut()) or self.remaining() == 0
 
 
 _CURRENT: ContextVar[Deadline | None] = ContextVar("holdfast_deadline", default=None)
+
+
+def within(seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = None) -> Deadline:
+    """Return the deadline *seconds* from now, or the current one's moment if that is earlier."""
+    until = clock.monotonic() + seconds
+    outer = _CURRENT.get()
+    if outer is not None and outer.until < until:
+        until = outer.until
+    return Deadline(until, seconds, clock, is_cut)
 
 
 def begin(deadline: Deadline) -> Token[Deadline | None]:

@@ -34,6 +34,7 @@ class Plan:
         self.name = getattr(function, "__name__", repr(function))
         check_order(layers, self.name)
         self.layers = tuple(layers)
+        self._size = len(layers)
         self.function = function
         self.is_async = _is_async(function)
         self.clock = clock
@@ -55,8 +56,13 @@ class Plan:
                 if done is not None:
                     break
             else:
-                depth = len(self.layers)
-                result = call.result = self.function(*call.args, **call.kwargs)
+                depth, kwargs = self._size, call.kwargs
+                # An empty ** would still build a dict for the call.
+                if kwargs:
+                    result = self.function(*call.args, **kwargs)
+                else:
+                    result = self.function(*call.args)
+                call.result = result
                 for depth, leave in self._leaving:  # noqa: B007
                     again = leave(call)
                     if again is not None:
@@ -81,7 +87,7 @@ class Plan:
 
     def _go_on(self, call: Call, depth: int, verdict: Done | Again) -> Any:
         """Run on from *depth* entered layers: outwards after `Done`, inwards after `Again`."""
-        size = len(self.layers)
+        size = self._size
         while True:
             try:
                 if isinstance(verdict, Again):
@@ -115,7 +121,7 @@ class Plan:
         self, call: Call, error: BaseException, depth: int | None = None
     ) -> tuple[int, Done | Again]:
         """Ask the entered layers, innermost first; return how deep the run goes on, and how."""
-        depth = len(self.layers) if depth is None else depth
+        depth = self._size if depth is None else depth
         while depth:
             depth -= 1
             fail = self._fail[depth]
@@ -140,7 +146,7 @@ class Plan:
                 if done is not None:
                     break
             else:
-                depth = len(self.layers)
+                depth = self._size
                 result = call.result = await self.function(*call.args, **call.kwargs)
                 for depth, leave in self._leaving:  # noqa: B007
                     again = leave(call)
@@ -163,7 +169,7 @@ class Plan:
             del failure
 
     async def _go_on_async(self, call: Call, depth: int, verdict: Done | Again) -> Any:
-        size = len(self.layers)
+        size = self._size
         while True:
             try:
                 if isinstance(verdict, Again):
@@ -224,6 +230,8 @@ class Plan:
 class Handler:
     """A decorated function: called like the function itself, or run as a plan."""
 
+    __slots__ = ("__dict__", "_bare", "_run", "plan")
+
     def __init__(
         self,
         layers: Sequence[Layer],
@@ -233,16 +241,16 @@ class Handler:
     ) -> None:
         functools.update_wrapper(self, function)
         self.plan = plan = Plan(layers, function, clock=clock)
+        self._run = plan.run_async if plan.is_async else plan.run
         self._bare = function if plan.only_fails and not plan.is_async else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function through its layers; an `async def` gives an awaitable."""
-        if self._bare is None:
-            plan = self.plan
-            call = Call(args, kwargs)
-            return plan.run_async(call) if plan.is_async else plan.run(call)
+        bare = self._bare
+        if bare is None:
+            return self._run(Call(args, kwargs))
         try:
-            return self._bare(*args, **kwargs)
+            return bare(*args, **kwargs) if kwargs else bare(*args)
         except BaseException as error:  # noqa: BLE001 - a layer must see every end
             failure = error
         try:

@@ -42,10 +42,12 @@ class Budget:
         self.ratio, self.per_second, self.window = ratio, per_second, window
         self._clock = clock
         self._lock = threading.Lock()
+        self._per_slice = _SLICES / window
         # One slice more than the window: what is still inside it is never forgotten early.
         self._calls = [0] * (_SLICES + 1)
         self._retries = [0] * (_SLICES + 1)
-        self._slice = self._slice_now()
+        self._slice = int(clock.monotonic() * self._per_slice)
+        self._here = self._slice % (_SLICES + 1)
 
     @classmethod
     def named(cls, name: str, **settings: Any) -> Budget:
@@ -65,33 +67,33 @@ class Budget:
     def deposit(self) -> None:
         """Note a call."""
         with self._lock:
-            self._roll()
-            self._calls[self._slice % (_SLICES + 1)] += 1
+            now = int(self._clock.monotonic() * self._per_slice)
+            if now > self._slice:
+                self._roll(now)
+            self._calls[self._here] += 1
 
     def withdraw(self) -> bool:
         """Take one retry out of the budget; False, and nothing taken, if there is none left."""
         with self._lock:
-            self._roll()
             if self._left() < 1:
                 return False
-            self._retries[self._slice % (_SLICES + 1)] += 1
+            self._retries[self._here] += 1
             return True
 
     def balance(self) -> float:
         """Return how many retries could be scheduled now."""
         with self._lock:
-            self._roll()
             return max(0.0, self._left())
 
     def _left(self) -> float:
+        now = int(self._clock.monotonic() * self._per_slice)
+        if now > self._slice:
+            self._roll(now)
         granted = self.per_second * self.window + self.ratio * sum(self._calls)
         return granted - sum(self._retries)
 
-    def _slice_now(self) -> int:
-        return int(self._clock.monotonic() * _SLICES / self.window)
-
-    def _roll(self) -> None:
-        now = self._slice_now()
+    def _roll(self, now: int) -> None:
+        """Forget the slices that lie further back than the window."""
         for passed in range(max(self._slice + 1, now - _SLICES), now + 1):
             self._calls[passed % (_SLICES + 1)] = self._retries[passed % (_SLICES + 1)] = 0
-        self._slice = max(self._slice, now)
+        self._slice, self._here = now, now % (_SLICES + 1)

@@ -6,9 +6,11 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+import msgspec
+
 from holdfast.backoff import Backoff
 from holdfast.classification import Classify, declared, recognise
-from holdfast.deadline import Deadline, begin, current_deadline, end
+from holdfast.deadline import Deadline, begin, current_deadline, end, within
 from holdfast.errors import ConfigurationError, Remedy, ResultRejected
 from holdfast.layer import Again, Call, Layer, Stage
 from holdfast.retry import strategies
@@ -40,16 +42,13 @@ class Policy(Protocol):
         ...
 
 
-class Progress:
+class Progress(msgspec.Struct):
     """What a retry knows about one call."""
 
-    __slots__ = ("deadline", "previous", "state", "token")
-
-    def __init__(self) -> None:
-        self.previous: float | None = None
-        self.deadline: Deadline | None = None
-        self.token: Token[Deadline | None] | None = None
-        self.state: Any = None
+    previous: float | None = None
+    deadline: Deadline | None = None
+    token: Token[Deadline | None] | None = None
+    state: Any = None
 
 
 class Retry(Layer):
@@ -92,6 +91,7 @@ class Retry(Layer):
         self._classify = recognise if classify is None else classify
         own = isinstance(policy, Policy)
         self._keeps_state = not own or stop is not None or self._asks_condition
+        self._times = self._keeps_state or deadline is not None
         self._randomness: random.Random = getattr(policy, "randomness", DEFAULT.randomness)
 
     def describe(self) -> str:
@@ -107,8 +107,7 @@ class Retry(Layer):
 
     def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
         """Leave out the hooks that these settings do not need."""
-        timed = self._keeps_state or self.deadline is not None
-        if name == "enter" and not timed and self.budget is None:
+        if name == "enter" and not self._times and self.budget is None:
             return None
         if name == "leave" and not self._asks_condition and self.deadline is None:
             return None
@@ -118,7 +117,8 @@ class Retry(Layer):
         """Start the clock of the whole call, and count it for the budget."""
         if self.budget is not None:
             self.budget.deposit()
-        self._begin(call)
+        if self._times:
+            self._begin(call)
 
     def leave(self, call: Call) -> Again | None:
         """Accept the result, unless a condition refuses it."""
@@ -153,7 +153,7 @@ class Retry(Layer):
         if self._keeps_state:
             progress.state = strategies.new_state(call)
         if self.deadline is not None:
-            progress.deadline = Deadline(self.deadline, call.clock)
+            progress.deadline = within(self.deadline, call.clock)
             progress.token = begin(progress.deadline)
         return progress
 

@@ -7,7 +7,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.deadline import Deadline, begin, current_deadline, end
+from holdfast.deadline import Deadline, begin, current_deadline, end, within
 from holdfast.errors import AttemptTimeout, ConfigurationError
 from holdfast.layer import Call, Layer, Stage
 
@@ -44,7 +44,7 @@ class Timeout(Layer):
 
     def enter(self, call: Call) -> None:
         """Start the attempt's time."""
-        deadline = Deadline(self.seconds, call.clock)
+        deadline = within(self.seconds, call.clock)
         call.notes[self] = begin(deadline), deadline
 
     def leave(self, call: Call) -> None:
@@ -62,7 +62,7 @@ class Timeout(Layer):
             self.seconds if outer is None else min(self.seconds, outer.remaining())
         )
         await limit.__aenter__()
-        deadline = Deadline(self.seconds, call.clock, is_cut=limit.expired)
+        deadline = within(self.seconds, call.clock, is_cut=limit.expired)
         call.notes[self] = begin(deadline), limit
 
     async def leave_async(self, call: Call) -> None:
@@ -80,7 +80,7 @@ class Timeout(Layer):
         started: tuple[Token[Deadline | None], Deadline] = call.notes.pop(self)
         token, deadline = started
         end(token)
-        if deadline.is_over():
+        if call.clock.monotonic() >= deadline.until:
             log.warning(
                 "attempt %d took longer than its limit of %g s and could not be interrupted: "
                 "pass holdfast.retry.remaining() to what it calls",

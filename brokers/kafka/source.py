@@ -66,15 +66,15 @@ class KafkaSource:
         until = self._clock.monotonic() + timeout
         while True:
             self._books.commit_if_due(self._member)
-            batch = self._from_backlog(limit)
             left = max(until - self._clock.monotonic(), 0.0)
-            # Asked even when the batch is full: it keeps the membership alive.
-            room = max(limit - len(batch), 1)
-            wait = 0.0 if batch or self._wake_asked else min(left, _SLICE)
+            ready = sum(len(s.backlog) for s in self._lanes.values() if s.lane not in self._paused)
+            # Asked even when the backlog fills the batch: it keeps the membership alive.
+            room = max(limit - ready, 1)
+            wait = 0.0 if ready or self._wake_asked else min(left, _SLICE)
             fetched = self._member.fetch(room, wait, self._lanes)
-            self._after_rebalance()
-            if fetched:
-                self._admit(fetched, limit, batch)
+            self._after_rebalance(fetched)
+            batch = self._from_backlog(limit)
+            self._admit(fetched, limit, batch)
             if batch or left <= 0 or self._wake_asked:
                 self._wake_asked = False
                 return batch
@@ -109,7 +109,7 @@ class KafkaSource:
                 state.launch(run)
                 batch += run
 
-    def _after_rebalance(self) -> None:
+    def _after_rebalance(self, fetched: list[list[Delivery]]) -> None:
         """Pause again what came back, and raise what the listener raised inside the client."""
         if self._came:
             self._came = False
@@ -117,6 +117,7 @@ class KafkaSource:
                 self._member.pause(again)
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            self._admit(fetched, 0, [])  # kept for the next poll
             raise failure
 
     # -- settling --------------------------------------------------------------------

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,8 +47,7 @@ class Phase(Enum):
     OPEN = "open"
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
+class Arrival(msgspec.Struct, eq=False, gc=False):
     """A message that came, and is not yet handed out."""
 
     position: int
@@ -62,8 +63,7 @@ class Arrival:
     """The client library's message."""
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(msgspec.Struct, eq=False, gc=False):
     """A message handed out and not yet settled."""
 
     reply: str
@@ -149,14 +149,14 @@ class LaneState:
             return arrival.reply, ACK
         if self.delayed and (early := self.delayed.get(position, now) - now) > 0:
             return arrival.reply, nak_after(early)
-        if not self._is_held(arrival, now):
+        if position not in self.flying or not self._is_held(arrival, now):
             self._keep(arrival)
         return None
 
     def _is_held(self, arrival: Arrival, now: float) -> bool:
-        flight = self.flying.get(arrival.position)
+        flight = self.flying[arrival.position]
         # Near its end the lease counts as over: the server's clock may be ahead of ours.
-        if flight is None or flight.lease_until - now < self.lease / 8:
+        if flight.lease_until - now < self.lease / 8:
             return False
         flight.reply, flight.lease_until = arrival.reply, arrival.lease_until
         return True
@@ -206,7 +206,7 @@ class LaneState:
             return
         while limit > 0 and self.ready:
             arrival = self.ready.popleft()
-            if self._is_held(arrival, now):
+            if arrival.position in self.flying and self._is_held(arrival, now):
                 continue  # it came twice
             flight = Flight(arrival.reply, arrival.lease_until)
             self.flying[arrival.position] = flight

@@ -39,6 +39,8 @@ BODY = "Holdfast-Body"
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _RESERVED = ("nats-", "holdfast-")
+_PACKING = frozenset((PACKED, BODY))
+_OURS = _PACKING | {MSG_ID}
 _KEY, _KEY64 = "ce-partitionkey", "ce-partitionkeybase64"
 _LINE = len("NATS/1.0\r\n") + len("\r\n")
 _PER_HEADER = len(": \r\n")
@@ -78,20 +80,11 @@ def parts_of(
     """Return key, body and headers of what arrived, of whatever origin."""
     if not headers:
         return None, data, []
-    pairs: list[Pair] = []
-    packed: str | None = None
-    body: bytes | None = data
-    for name, value in headers.items():
-        if name.startswith("Nats-"):
-            continue
-        if name == PACKED:
-            packed = value
-        elif name == BODY and value == "null" and not data:
-            body = None
-        else:
-            pairs.append((name, value.encode()))
-    if packed is not None:
-        pairs += _unpacked(packed)
+    ours = _OURS if "ce-id" in headers else _PACKING
+    pairs: list[Pair] = [(n, value.encode()) for n, value in headers.items() if n not in ours]
+    if PACKED in headers:
+        pairs += _unpacked(headers[PACKED])
+    body = None if not data and headers.get(BODY) == "null" else data
     return _key(headers), body, pairs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import metadata as outbox_metadata
@@ -61,7 +62,7 @@ class Migrations:
         Several upgrades at once take turns. PostgreSQL and SQLite get all or nothing;
         MySQL commits each statement, and an upgrade that broke off is simply run again.
         """
-        with self._engine.begin() as db, _alone(db):
+        with self._engine.connect() as db, _alone(db):
             before = self._branches(db)
             _run(_config({"connection": db, "version_table": VERSION_TABLE}), "heads")
             after = self._branches(db)
@@ -130,22 +131,32 @@ def _label(script: ScriptDirectory, revision: str) -> str:
 
 @contextmanager
 def _alone(db: Connection) -> Iterator[None]:
-    """Keep other upgrades out. SQLite's transaction does so by itself."""
+    """Open a transaction and keep other upgrades out until it has committed."""
     match db.dialect.name:
         case "postgresql":
-            db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            yield
-        case "mysql" | "mariadb":
-            got = db.execute(
-                text("SELECT GET_LOCK(:lock, :most)"), {"lock": str(_LOCK), "most": _LOCK_SECONDS}
-            )
-            if not got.scalar():
-                raise ConfigurationError(
-                    f"another upgrade has been running for {_LOCK_SECONDS} s: see SHOW PROCESSLIST"
-                )
-            try:
+            with db.begin():
+                db.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
                 yield
-            finally:
-                db.execute(text("SELECT RELEASE_LOCK(:lock)"), {"lock": str(_LOCK)})
-        case _:
-            yield
+        case "mysql" | "mariadb":
+            with _named_lock(db), db.begin():
+                yield
+        case _:  # SQLite: one writer at a time
+            with db.begin():
+                yield
+
+
+@contextmanager
+def _named_lock(db: Connection) -> Iterator[None]:
+    name = {"lock": f"holdfast-{_LOCK}"}
+    got = db.execute(text("SELECT GET_LOCK(:lock, :most)"), {**name, "most": _LOCK_SECONDS})
+    if not got.scalar():
+        raise ConfigurationError(
+            f"another upgrade has been running for {_LOCK_SECONDS} s: see SHOW PROCESSLIST"
+        )
+    db.commit()
+    try:
+        yield
+    finally:
+        with suppress(DBAPIError):  # a connection that is gone has given the lock up
+            db.execute(text("SELECT RELEASE_LOCK(:lock)"), name)
+            db.commit()

@@ -78,7 +78,7 @@ class Shape:
 def _json(value: Value, convert: Callable[[str], Any]) -> Any:
     if value is None:
         return None
-    return UNAVAILABLE if value is UNCHANGED else convert(value.decode())  # type: ignore[union-attr]
+    return UNAVAILABLE if value is UNCHANGED else convert(value.decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from holdfast.outbox.wal.pgoutput import (
     Emitted,
     Relation,
     decode,
-    inserted,
 )
 from holdfast.outbox.wal.rowform import reader
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.outbox.rows import Row
-    from holdfast.outbox.wal.pgoutput import Values
     from holdfast.outbox.wal.visibility import Snapshot
 
 log = logging.getLogger("holdfast.outbox.wal")
@@ -65,7 +63,7 @@ class Intake:
         self._most = most
         self._covered = covered
         self._messages = messages
-        self._readers: dict[bytes, Callable[[Values], Row] | None] = {}
+        self._readers: dict[bytes, Callable[[bytes], Row] | None] = {}
         self._rows: list[Row] = []
         self._bytes = 0
         self._xids: list[int] = []
@@ -87,7 +85,7 @@ class Intake:
         kind = data[0]
         if kind == INSERT:
             if not self._skip and (read := self._readers[data[1:5]]) is not None:
-                self._rows.append(read(inserted(data)))
+                self._rows.append(read(data))
                 self.marks.count += 1
                 self._bytes += len(data)
         elif kind == BEGIN:

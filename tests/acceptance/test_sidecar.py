@@ -354,6 +354,7 @@ def test_the_wal_engine_is_chosen_by_a_flag(tmp_path: Path, postgres: Postgres) 
             add(engine, 4)
             engine.dispose()
             wait_until(lambda: running.metric("holdfast_relay_published_total") == 7, deadline=60)
+            assert running.metric("holdfast_relay_leases_owned") == 64
             running.process.send_signal(signal.SIGTERM)
             assert running.wait() == 0
     finally:

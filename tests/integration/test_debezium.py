@@ -13,6 +13,7 @@ from holdfast import Message
 from holdfast.brokers.kafka import KafkaBroker
 from holdfast.message import handling
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
+from holdfast.outbox.changes import change_event
 from holdfast.testing import wait_until
 from holdfast.urls import BrokerUrl
 from tests.servers.debezium import Debezium, change_events, outbox_router
@@ -138,8 +139,6 @@ def test_the_helper_reads_the_changes_that_a_real_debezium_captured(
     postgres: Postgres, kafka: Kafka, broker: KafkaBroker, schemas: bool
 ) -> None:
     """Snapshot, insert, update, delete and tombstone, with and without schemas in the JSON."""
-    from holdfast.outbox.cdc import change_event
-
     name = f"plain_{int(schemas)}"
     engine = database(postgres, name)
     with engine.begin() as db:

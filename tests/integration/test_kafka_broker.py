@@ -259,11 +259,21 @@ def test_members_of_both_drivers_share_a_group(connect: Opener, closing: ExitSta
     wait_until(is_shared, deadline=20, what="both have two lanes", every=0.0)
 
 
+def _narrow_topic(server: Kafka, size: int) -> str:
+    """Return a new topic that takes batches of *size* bytes."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = f"narrow-{new_id()[-12:]}"
+    topic = NewTopic(name, num_partitions=1, config={"max.message.bytes": str(size)})
+    AdminClient({"bootstrap.servers": server.address}).create_topics([topic])[name].result()
+    return name
+
+
 def test_a_message_beyond_the_topics_own_limit_is_refused_alone(
-    broker: KafkaBroker, topic: str, kafka: Kafka
+    broker: KafkaBroker, kafka: Kafka
 ) -> None:
     """Kafka refuses whole batches; still each message that fits is stored, and in order."""
-    _limit_batches(kafka, topic, 2000)
+    topic = _narrow_topic(kafka, 2000)
     bodies = [b"%d" % n for n in range(30)]
     messages = [Message.new(topic, body, key=b"k") for body in bodies]
     messages.insert(7, Message.new(topic, bytes(3000), key=b"k"))
@@ -277,14 +287,21 @@ def test_a_message_beyond_the_topics_own_limit_is_refused_alone(
     source.close()
 
 
-def _limit_batches(server: Kafka, topic: str, size: int) -> None:
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": server.address})
-    for answer in admin.incremental_alter_configs([resource]).values():
-        answer.result()
+def test_only_the_refused_message_of_a_transaction_is_to_blame(
+    broker: KafkaBroker, kafka: Kafka
+) -> None:
+    """The others of its batch are only rolled back, and pass without it."""
+    topic = _narrow_topic(kafka, 2000)
+    messages = _messages(topic, 6)
+    sink = broker.sink(transactional_id="blame-" + topic)
+    refused = sink.publish([*messages[:3], Message.new(topic, bytes(3000)), *messages[3:]])
+    assert [type(result.error) for result in refused] == [
+        *[Transient] * 3,
+        MessageTooLarge,
+        *[Transient] * 3,
+    ]
+    assert [result.error for result in sink.publish(messages)] == [None] * 6
+    sink.close()
 
 
 def test_a_transactional_batch_is_stored_whole_or_not_at_all(
@@ -508,7 +525,7 @@ def test_lanes_that_stay_keep_their_deliveries_through_a_cooperative_rebalance(
     ("url", "why"),
     [
         ("kafka://", "names no server"),
-        ("kafka://host:port", "is no server"),
+        ("kafka://host:port", "port"),
         ("kafka://host:0", "port from 1"),
         ("kafka://host:9092/orders", "has a path"),
     ],

@@ -251,9 +251,11 @@ def test_an_edit_keeps_identity_and_kind(shop: Shop) -> None:
 
 
 def test_a_key_of_another_case_is_another_key(shop: Shop) -> None:
-    """Releasing one key leaves its look-alikes parked."""
+    """Releasing one key leaves its look-alikes parked, and nothing of them overtakes."""
     shop.add(("Ada", BIG), ("ada", BIG), ("ada ", BIG))
     shop.relay()
+    shop.add(("Ada", {"n": 1}), ("ada", {"n": 2}), ("ada ", {"n": 3}))
+    assert shop.relay() == 0
     assert shop.parked.release(Selection(topic="orders", key="ada"), WARRANT) == 1
 
 

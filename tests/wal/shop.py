@@ -34,12 +34,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.messages: list[Message] = []
         self.batches: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
         self.down = False
         self.refused: set[str] = set()
+        self.refuse_all = False
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Take *messages*, unless told otherwise."""
@@ -51,10 +53,11 @@ class Recorder:
         results = []
         for message in messages:
             body = (message.payload or b"").decode()
-            if body in self.refused:
+            if self.refuse_all or body in self.refused:
                 results.append(Published(error=PoisonMessage(f"{body} is refused")))
             else:
                 self.seen.append((message.key_text or "", body))
+                self.messages.append(message)
                 results.append(Published())
         return results
 

@@ -73,10 +73,8 @@ class ConfluentMember:
         with translated("polling"):
             records = client.consume(limit, 0)
             if not records and timeout > 0 and (first := client.poll(timeout)) is not None:
-                # A batch of its own: `consume` would wait until the batch is full.
+                # One by itself: `consume` would wait until the batch is full.
                 records = [first]
-                if limit > 1:
-                    records += client.consume(limit - 1, 0)
         runs = self._runs(records, lanes) if records else []
         if self._fault is not None and not runs:
             fault, self._fault = self._fault, None

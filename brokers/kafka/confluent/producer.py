@@ -125,8 +125,9 @@ class ConfluentProducer:
             return serve(min(seconds, 1.0))
         except:  # noqa: E722 - it raises fatal errors as a class that is no exception at all
             caught = sys.exc_info()[1]
-        if isinstance(caught, KafkaError):
-            raise translation(caught, "publishing")
+        for error in (caught, getattr(caught, "__cause__", None)):
+            if isinstance(error, KafkaError):
+                raise translation(error, "publishing")
         raise caught
 
     def _fault(self, error: KafkaError, message: Message) -> HoldfastError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 _LOOK_SECONDS = 1.0
