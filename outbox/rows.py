@@ -71,8 +71,8 @@ def staged(row: Row) -> Staged:
     """Return the message of *row*, ready for a sink."""
     wire = wire_headers(row.headers)
     own = row.id if len(row.id) == _DASHED else str(uuid.UUID(row.id))
-    if not wire:  # a row of somebody else's making
-        wire = (("ce_id", own.encode()), ("ce_type", row.type.encode()))
+    if not wire or wire[0][0] != "ce_specversion":  # a row of somebody else's making
+        wire = (("ce_id", own.encode()), ("ce_type", row.type.encode()), *wire)
     return Staged(
         id=own,
         topic=row.topic,
@@ -90,14 +90,31 @@ def header_values(pairs: Iterable[Pair]) -> list[list[Any]]:
 
 
 def wire_headers(text: str) -> tuple[Pair, ...]:
-    """Return the headers in the `headers` column."""
+    """Return the headers in the `headers` column; of any JSON, so that no row stops a relay."""
     if text in ("{}", "[]", "null"):
         return ()
+    try:
+        return tuple(
+            [
+                (name, value.encode() if type(value) is str else _bytes(value))
+                for name, value in _decode(text)
+            ]
+        )
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return _foreign(text)
+
+
+def _foreign(text: str) -> tuple[Pair, ...]:
+    """Return headers that another program wrote: an object by its names, else the text."""
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        found = None
+    if not isinstance(found, dict):
+        return (("headers", text.encode()),)
     return tuple(
-        [
-            (name, value.encode() if type(value) is str else _bytes(value))
-            for name, value in _decode(text)
-        ]
+        (name, value.encode() if isinstance(value, str) else msgspec.json.encode(value))
+        for name, value in found.items()
     )
 
 

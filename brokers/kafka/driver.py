@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.errors import BrokerDown
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -33,6 +35,10 @@ class Extent:
         """Messages (and gaps between them) that the group has not settled."""
         done = self.first if self.committed is None else max(self.committed, self.first)
         return max(self.end - done, 0)
+
+
+class Rebalancing(BrokerDown):
+    """The group is being rearranged, which goes on only while its members poll."""
 
 
 class Rebalance(Protocol):
@@ -125,7 +131,8 @@ class Member(Protocol):
     def commit(self, offsets: Offsets, seconds: float) -> None:
         """Return once *offsets* are durable.
 
-        `StaleDelivery` when the membership is gone, `BrokerDown` when it cannot be told.
+        `StaleDelivery` when the membership is gone, `Rebalancing` when the client must be
+        polled first, `BrokerDown` when it cannot be told.
         """
         ...
 

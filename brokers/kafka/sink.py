@@ -17,7 +17,7 @@ from holdfast.errors import (
 from holdfast.ports import Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.brokers.kafka.cluster import Cluster
     from holdfast.brokers.kafka.driver import Producer
@@ -114,33 +114,44 @@ class KafkaSink:
     def _send_parts(
         self, producer: Producer, messages: Sequence[Message], until: float
     ) -> list[Published]:
-        """Send all at once, or in runs that a topic with a low limit takes.
+        return [r for run in self._runs(messages) for r in producer.publish(run, until)]
+
+    def _runs(self, messages: Sequence[Message]) -> Iterable[Sequence[Message]]:
+        """Return all at once, or runs that a topic with a low limit takes as one batch.
 
         A batch beyond the topic's limit would be refused with all messages in it.
         """
-        if not self._narrow:
-            return producer.publish(messages, until)
-        limits = [self._narrow[m.topic] for m in messages if m.topic in self._narrow]
-        if not limits:
-            return producer.publish(messages, until)
-        runs = chunks(messages, min(limits))
-        return [result for run in runs for result in producer.publish(run, until)]
+        narrow = self._narrow
+        limits = [narrow[m.topic] for m in messages if m.topic in narrow] if narrow else ()
+        return chunks(messages, min(limits)) if limits else (messages,)
 
     def _send_whole(
         self, producer: Producer, messages: Sequence[Message], until: float
     ) -> list[Published]:
         producer.begin()
-        results = self._send_parts(producer, messages, until)
-        if all(result.error is None for result in results):
-            producer.commit(until)
-            return results
+        results: list[Published] = []
+        for run in self._runs(messages):
+            results += producer.publish(run, until)
+            if any(result.error is not None for result in results):
+                return self._roll_back(producer, messages, results, until)
+        producer.commit(until)
+        return results
+
+    def _roll_back(
+        self,
+        producer: Producer,
+        messages: Sequence[Message],
+        results: list[Published],
+        until: float,
+    ) -> list[Published]:
         try:
             producer.abort(until)
         except HoldfastError as error:  # the successor's start takes the transaction back
             self._drop(error)
+        rest = [Published()] * (len(messages) - len(results))
         return [
             result if self._is_to_blame(message, result) else Published(error=_rolled_back())
-            for message, result in zip(messages, results, strict=True)
+            for message, result in zip(messages, [*results, *rest], strict=True)
         ]
 
     def _is_to_blame(self, message: Message, result: Published) -> bool:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.kafka.books import Books
+from holdfast.brokers.kafka.driver import Rebalancing
 from holdfast.brokers.kafka.lane import DRAINED, FULL
 from holdfast.clock import seconds_since_epoch
 from holdfast.errors import BrokerDown, ConfigurationError, Unsupported
@@ -249,11 +250,24 @@ class KafkaSource:
         try:
             if self._listener is not None and self._lanes:
                 self._listener.revoked(sorted(self._lanes))
-            self._books.commit(self._member, self._lanes.values())
+            self._commit_at_last()
         finally:
             self._closed = True
             self._lanes.clear()  # so that the client's own farewell tells nobody again
             self._member.close()
+
+    def _commit_at_last(self) -> None:
+        """Commit, if need be after a rebalance that is under way; what is fetched is dropped."""
+        until = self._clock.monotonic() + self._timeout
+        while True:
+            try:
+                self._books.commit(self._member, self._lanes.values())
+            except Rebalancing:
+                if self._clock.monotonic() > until:
+                    raise
+                self._member.fetch(1, _SLICE, self._lanes)
+            else:
+                return
 
     def _open(self) -> None:
         if self._closed:

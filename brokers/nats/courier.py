@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from holdfast.brokers.nats.connection import Connection
-    from holdfast.brokers.nats.lane import Answer
+    from holdfast.brokers.nats.words import Answer
     from holdfast.clock import Clock
 
 log = logging.getLogger("holdfast.brokers.nats")

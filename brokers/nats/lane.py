@@ -20,17 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, Answer, nak_after
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.ports import Lane
-
-ACK = b"+ACK"
-NAK = b"-NAK"
-TERM = b"+TERM"
-PROGRESS = b"+WPI"
-Answer = tuple[str, bytes]
-"""What to tell the server of a delivery: its reply subject, and one of the words above."""
 
 GATHER = 256
 """Messages asked for at once while gathering what comes again."""
@@ -251,11 +246,6 @@ class LaneState:
         self.gathered.clear()
         self.flying.clear()
         return [(held[position], NAK) for position in sorted(held)]
-
-
-def nak_after(seconds: float) -> bytes:
-    """Return the word that gives a message back for *seconds*."""
-    return b'%s {"delay": %d}' % (NAK, seconds * 1_000_000_000)
 
 
 def _position(arrival: Arrival) -> int:

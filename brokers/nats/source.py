@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.nats.lane import ACK, NAK, PROGRESS, TERM, Answer, LaneState, nak_after
 from holdfast.brokers.nats.wire import parts_of
+from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, TERM, Answer, nak_after
 from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
 from holdfast.message import utc
 from holdfast.ports import Delivery
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.nats.connection import Connection
     from holdfast.brokers.nats.courier import Courier
     from holdfast.brokers.nats.intake import Intake
+    from holdfast.brokers.nats.lane import LaneState
     from holdfast.brokers.nats.standing import Standing
     from holdfast.caps import Caps
     from holdfast.clock import Clock
@@ -220,24 +221,11 @@ class NatsSource:
         What is handed out now becomes stale.
         """
         self._ready()
-        if lane not in self._lanes or self._lanes[lane].gone:
-            raise ConfigurationError(
-                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
-                f"{sorted(self._lanes) or 'nothing, poll first'}"
-            )
         if (offset is None) == (time is None):
             raise ConfigurationError("seek takes either offset= or time=, one of them")
-        if time is None:
-            end = self._holding.end(lane)
-            if not isinstance(offset, int) or not 0 <= offset <= end:
-                raise ConfigurationError(f"cannot seek to offset {offset!r}: use 0 to {end}")
-            start: int | str = offset
-        else:
-            start = utc(time).isoformat()
-        entry = self._membership.move(lane, start)
-        if entry is None:
-            raise StaleDelivery(f"{lane} belongs to another member by now")
-        self._holding.move(lane, entry)
+        if isinstance(offset, str):
+            raise ConfigurationError(f"offset {offset!r}: positions on NATS are numbers")
+        self._standing.seek(lane, offset if time is None else utc(time).isoformat())
 
     def close(self) -> None:
         """Leave the group; lanes and everything unsettled are free when this returns."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.brokers.nats.membership import subject
+from holdfast.errors import ConfigurationError, StaleDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.nats.connection import Connection
     from holdfast.brokers.nats.holding import Holding
     from holdfast.brokers.nats.membership import Membership
-    from holdfast.ports import Lane, Listener
+    from holdfast.ports import Lane, Listener, Position
 
 
 class _Announced(msgspec.Struct):
@@ -63,6 +64,23 @@ class Standing:
             epochs = self.membership.renew()
             for lane, state in self.holding.lanes.items():
                 state.gone = state.gone or epochs.get(lane) != state.epoch
+
+    def seek(self, lane: Lane, start: Position | None) -> None:
+        """Move the group in *lane* to a sequence of its stream, or to a time in RFC 3339."""
+        state = self.holding.lanes.get(lane)
+        if state is None or state.gone:
+            raise ConfigurationError(
+                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
+                f"{sorted(self.holding.lanes) or 'nothing, poll first'}"
+            )
+        if not isinstance(start, str):
+            end = self.holding.end(lane)
+            if start is None or not 0 <= start <= end:
+                raise ConfigurationError(f"cannot seek to offset {start}: use 0 to {end}")
+        entry = self.membership.move(lane, start)
+        if entry is None:
+            raise StaleDelivery(f"{lane} belongs to another member by now")
+        self.holding.move(lane, entry)
 
     def leave(self) -> None:
         """Give up all lanes and the membership."""

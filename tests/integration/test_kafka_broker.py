@@ -265,7 +265,8 @@ def _narrow_topic(server: Kafka, size: int) -> str:
 
     name = f"narrow-{new_id()[-12:]}"
     topic = NewTopic(name, num_partitions=1, config={"max.message.bytes": str(size)})
-    AdminClient({"bootstrap.servers": server.address}).create_topics([topic])[name].result()
+    admin = AdminClient({"bootstrap.servers": server.address})
+    admin.create_topics([topic])[name].result()
     return name
 
 
@@ -513,9 +514,15 @@ def test_lanes_that_stay_keep_their_deliveries_through_a_cooperative_rebalance(
     wait_until(is_shared, deadline=20, what="both have two lanes", every=0.0)
     stayed = first.assignment()
     first.accept(held)
-    first.flush()
-    lag = broker.lag("g-" + topic, [topic])
-    assert [lag[lane] for lane in stayed] == [0, 0]
+
+    def is_committed() -> bool:
+        first.poll(1, 0.05)
+        second.poll(1, 0.05)
+        first.flush()
+        lag = broker.lag("g-" + topic, [topic])
+        return [lag[lane] for lane in stayed] == [0, 0]
+
+    wait_until(is_committed, what="the lanes that stayed are settled", every=0.0)
 
 
 # -- bad input -------------------------------------------------------------------------
@@ -715,14 +722,16 @@ class GuardedKafka(Kafka):
 
     def _more_settings(self) -> str:
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        user = f'user_{self.user_name}="{self.password}"'
         controller = f"CONTROLLER://{self.host}:{self._controller_port}"
+        kinds = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,GUARD:SASL_PLAINTEXT,TLS:SSL"
         listeners = f"PLAINTEXT://{self.address},GUARD://{self.sasl},TLS://{self.tls}"
         return f"""
 listeners={listeners},{controller}
 advertised.listeners={listeners}
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,GUARD:SASL_PLAINTEXT,TLS:SSL
+listener.security.protocol.map={kinds}
 sasl.enabled.mechanisms=PLAIN
-listener.name.guard.plain.sasl.jaas.config={module} required user_{self.user_name}="{self.password}";
+listener.name.guard.plain.sasl.jaas.config={module} required {user};
 ssl.keystore.type=PKCS12
 ssl.keystore.location={self.folder}/key.p12
 ssl.keystore.password=123456

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from holdfast import BrokerDown, MessageTooLarge, Published
+from holdfast import BrokerDown, Message, MessageTooLarge, Published
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
+from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
 from holdfast.outbox.lease_engine import LeaseLost
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sqlalchemy.engine import Engine
-
-    from holdfast.message import Message
 
 
 class NullSink:
@@ -237,17 +236,23 @@ def test_a_delayed_event_is_published_when_due_and_not_before(engine: Engine) ->
     moving.close()
 
 
-def test_a_row_of_anothers_making_is_published_too(engine: Engine) -> None:
-    """Only Debezium's columns are needed."""
-    message = _staged_by_hand()
+@pytest.mark.parametrize(
+    ("headers", "own"),
+    [({}, ()), ({"a": "b", "n": 1}, (("a", b"b"), ("n", b"1"))), ([1, 2], (("headers", None),))],
+)
+def test_a_row_of_anothers_making_is_published_too(
+    engine: Engine, headers: Any, own: tuple[tuple[str, bytes | None], ...]
+) -> None:
+    """Only Debezium's columns are needed, and no kind of headers stops the relay."""
+    row = {**values(Message.new("t", b"x", key="k")), "headers": headers}
     with engine.begin() as db:
-        db.execute(insert(outbox), message)
+        db.execute(insert(outbox), row)
     sink = NullSink()
     assert Relay(LeaseEngine(engine, sink)).run_once() == 1
-    assert sink.taken[0].id == str(message["id"])
-
-
-def _staged_by_hand() -> dict[str, Any]:
-    from holdfast.message import Message
-
-    return {**values(Message.new("t", b"x", key="k")), "headers": {}}
+    taken = sink.taken[0]
+    assert taken.id == str(row["id"])
+    wire = dict(to_wire(taken))
+    assert wire["ce_id"] == str(row["id"]).encode()
+    for name, value in own:
+        assert value is None or wire[name] == value
+        assert name in wire

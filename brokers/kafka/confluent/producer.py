@@ -126,8 +126,9 @@ class ConfluentProducer:
         except:  # noqa: E722 - it raises fatal errors as a class that is no exception at all
             caught = sys.exc_info()[1]
         for error in (caught, getattr(caught, "__cause__", None)):
-            if isinstance(error, KafkaError):
-                raise translation(error, "publishing")
+            if isinstance(error, (KafkaError, KafkaException)):
+                native = error if isinstance(error, KafkaError) else error.args[0]
+                raise translation(native, "publishing")
         raise caught
 
     def _fault(self, error: KafkaError, message: Message) -> HoldfastError:
@@ -156,12 +157,13 @@ class ConfluentProducer:
             self._client.abort_transaction(max(until - self._clock.monotonic(), 0.1))
 
     def abandon(self) -> None:
-        """Drop everything in queue and in flight, and the client with it."""
-        for drop in (self._client.purge, partial(self._client.flush, 1.0), self._client.close):
-            try:
-                drop()
-            except:  # noqa: E722 - see `_serve`; whatever is broken is gone now
-                _log.debug("dropping a producer: %s", sys.exc_info()[1])
+        """Drop everything in queue and in flight, and the client with its last reference."""
+        try:
+            self._client.purge()
+            self._client.flush(1.0)
+        except:  # noqa: E722 - see `_serve`; what is broken is gone now
+            _log.debug("dropping a producer: %s", sys.exc_info()[1])
+        del self._client
 
     def close(self) -> None:
         """Close; nothing is outstanding."""

@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from kafka.errors import KafkaConnectionError
+from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError
 from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
@@ -121,7 +121,18 @@ class Network:
             await manager.wait_for(manager.call_soon(wait, server), _LOOK_SECONDS * 1000)
 
         async def wait(server: Any) -> None:
-            await manager.get_connection(server)
+            connection = manager.get_connection(server)
+            try:
+                await connection
+            except KafkaConnectionError as error:
+                # Kafka did answer the first question. Its answer to a wrong password comes
+                # with the end of the connection, which kafka-python may see first.
+                if (
+                    connection.broker_version_data is None
+                    or manager.config["sasl_mechanism"] is None
+                ):
+                    raise
+                raise SaslAuthenticationFailedError("the server hung up") from error
 
         try:
             self.loop.run(first_answer)

@@ -9,6 +9,7 @@ from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.errors import KafkaError, RebalanceInProgressError
 from kafka.structs import OffsetAndMetadata
 
+from holdfast.brokers.kafka.driver import Rebalancing
 from holdfast.brokers.kafka.nulls import NULLS, restored
 from holdfast.brokers.kafka.pure.admin import connected
 from holdfast.brokers.kafka.pure.faults import translated, translation
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
 
 _CLOSE_SECONDS = 5.0
-_RETRY_SECONDS = 0.05
+_LOOK_SECONDS = 0.005
 
 
 class PureMember:
@@ -54,7 +55,7 @@ class PureMember:
         until = self._clock.monotonic() + self._patience
         known = self._client._cluster.partitions_for_topic
         while not all(known(topic) for topic in topics) and self._clock.monotonic() < until:
-            self._clock.sleep(_RETRY_SECONDS / 10)
+            self._clock.sleep(_LOOK_SECONDS)
 
     def fetch(
         self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
@@ -107,22 +108,12 @@ class PureMember:
             raise BrokerDown(f"no connection to Kafka for {self._patience:g} s")
 
     def commit(self, offsets: Offsets, seconds: float) -> None:
-        """Commit and wait; a rebalance under way is waited for, too."""
-        until = self._clock.monotonic() + seconds
-        while True:
-            left = max(until - self._clock.monotonic(), 0.001)
+        """Commit and wait."""
+        with translated("committing"):
             try:
-                with translated("committing"):
-                    try:
-                        self._client.commit(_native(offsets), timeout_ms=int(left * 1000))
-                    except RebalanceInProgressError as error:
-                        raise _Again from error
-            except _Again as error:
-                if self._clock.monotonic() + _RETRY_SECONDS > until:
-                    raise BrokerDown("committing: the group is rebalancing, poll first") from error
-                self._clock.sleep(_RETRY_SECONDS)
-            else:
-                return
+                self._client.commit(_native(offsets), timeout_ms=int(seconds * 1000))
+            except RebalanceInProgressError as error:
+                raise Rebalancing("committing: the group is rebalancing, poll first") from error
 
     def commit_soon(
         self, offsets: Offsets, done: Callable[[Offsets, HoldfastError | None], None]
@@ -160,10 +151,6 @@ class PureMember:
         """Leave the group and close the client."""
         with translated("closing"):
             self._client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
-
-
-class _Again(Exception):
-    """The group is rebalancing."""
 
 
 class _Join:
