@@ -29,11 +29,13 @@ $(VENV)/bin/python:
 $(BASE): | $(VENV)/bin/python
 	@rm -f $(VENV)/base-*
 	$(PIP) -e .
+	@rm -rf *.egg-info  # stale metadata beside the tests would shadow the installed one
 	@touch $@
 
 $(DEV): $(BASE)
 	@rm -f $(VENV)/dev-*
 	$(PIP) -e '.[dev]'
+	@rm -rf *.egg-info
 	@touch $@
 
 demo: $(BASE) ## the main job on SQLite alone: nothing lost, nothing twice

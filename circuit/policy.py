@@ -60,6 +60,6 @@ class CircuitPolicy:
 
     def is_bad(self, failed: int, slow: int, calls: int) -> bool:
         """Whether so many failures or slow calls out of *calls* are too many."""
-        return failed >= self.failure_rate * calls or (
-            self.slow_seconds is not None and slow >= self.slow_rate * calls
+        return failed / calls >= self.failure_rate or (
+            self.slow_seconds is not None and slow / calls >= self.slow_rate
         )

@@ -86,6 +86,7 @@ class Retry(Layer):
             raise ConfigurationError("@retry(on=…, classify=…): both decide what to retry; use one")
         self.policy, self.stop, self.deadline = policy, stop, deadline
         self.budget = Budget.named(budget) if isinstance(budget, str) else budget
+        strategies.check_condition(on)
         self._asks_condition = strategies.is_strategy(on, "retry_base")
         self._on: Callable[[Any], bool] | None = on if self._asks_condition else _condition(on)
         self._classify = recognise if classify is None else classify
@@ -96,7 +97,7 @@ class Retry(Layer):
 
     def describe(self) -> str:
         """Say the policy and the limits."""
-        parts = [str(self.policy) if isinstance(self.policy, Backoff) else _name(self.policy)]
+        parts = [_policy_text(self.policy)]
         if self.stop is not None:
             parts.append(_name(self.stop))
         if self.deadline is not None:
@@ -243,7 +244,6 @@ def retry(
 
 
 def _condition(on: Any) -> Callable[[Any], bool] | None:
-    strategies.check_condition(on)
     kinds = on if isinstance(on, tuple) else (on,)
     if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         return lambda error: isinstance(error, kinds)
@@ -262,6 +262,14 @@ def _finish(progress: Progress) -> None:
 
 def _whose(call: Call) -> str:
     return "" if call.message is None else f" for message {call.message.id}"
+
+
+def _policy_text(policy: object) -> str:
+    if not isinstance(policy, Backoff):
+        return _name(policy)
+    limit = "" if policy.attempts is None else f"up to {policy.attempts} attempts, "
+    spread = f"{policy.first:g} s to {policy.ceiling:g} s apart"
+    return f"{limit}{spread}, {policy.jitter.value} jitter"
 
 
 def _name(value: object) -> str:

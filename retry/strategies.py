@@ -54,6 +54,8 @@ def check_condition(value: object) -> None:
             f"@retry(on={value!r}): use the retry_* objects of tenacity itself, not those of "
             "tenacity.asyncio; they serve async functions too"
         )
+    for part in getattr(value, "retries", ()):
+        check_condition(part)
 
 
 def new_state(call: Call) -> RetryCallState:

@@ -34,6 +34,7 @@ class Books:
         self._epochs = itertools.count(1)
         self._committed_at = clock.monotonic()
         self._dirty = False
+        self._is_failing = False
 
     def open(self, lane: Lane, at: int | None = None) -> None:
         """Start *lane* under a new epoch; what was handed out under an older one is stale."""
@@ -100,8 +101,10 @@ class Books:
     def _note(self, offsets: Offsets, error: HoldfastError | None) -> None:
         """Remember what became of a commit; a failed one is made again."""
         if error is not None:
-            _log.warning("commit of %s failed, to be repeated: %s", _shown(offsets), error)
+            level = logging.DEBUG if self._is_failing else logging.WARNING  # once per outage
+            _log.log(level, "commit of %s failed, to be repeated: %s", _shown(offsets), error)
             self._dirty = True
+        self._is_failing = error is not None
         for lane, offset in offsets.items():
             if (state := self.lanes.get(lane)) is not None:
                 if error is None:

@@ -63,11 +63,12 @@ class Cluster:
 
     def topic(self, name: str) -> Topic:
         """Return what is known of topic *name*, asking only once."""
-        if name not in self._topics:
+        known = self._topics.get(name)
+        if known is None:
             lanes = self.lanes(name)
             with self.admin() as admin:
-                self._topics[name] = Topic(lanes=lanes, largest=admin.largest(name))
-        return self._topics[name]
+                known = self._topics[name] = Topic(lanes=lanes, largest=admin.largest(name))
+        return known
 
     def forget(self) -> None:
         """Ask again: something went wrong, and a topic may have been deleted."""
@@ -87,7 +88,7 @@ class Cluster:
         _check(topic)
         with self.admin() as admin:
             admin.create(topic, partitions)
-            self._appear(admin, topic)
+        self.topic(topic)
 
     def _appear(self, admin: Admin, topic: str) -> list[int] | None:
         """Return the partitions of *topic*, which asking for may have brought into being."""

@@ -99,10 +99,10 @@ class KafkaSink:
             return self._send_parts(self._producer, messages, until)
         except BaseException as error:
             # Also when interrupted: what is on its way must not arrive behind its successors.
-            self._drop(error)
+            self._drop(str(error))
             raise
 
-    def _drop(self, reason: BaseException) -> None:
+    def _drop(self, reason: str) -> None:
         """Give the producer up with all that it holds; the next publish makes a new one."""
         _log.warning("dropping the producer and what it holds: %s", reason)
         producer, self._producer = self._producer, None
@@ -147,7 +147,9 @@ class KafkaSink:
         try:
             producer.abort(until)
         except HoldfastError as error:  # the successor's start takes the transaction back
-            self._drop(error)
+            _log.warning("a transaction is left to its successor: %s", error)
+        # Both clients lose count of their sequence numbers by a refused message.
+        self._drop("a message was refused")
         rest = [Published()] * (len(messages) - len(results))
         return [
             result if self._is_to_blame(message, result) else Published(error=_rolled_back())

@@ -11,6 +11,7 @@ from holdfast.brokers.rabbitmq import names, wire
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed
 from holdfast.errors import BrokerDown, HoldfastError
+from holdfast.ids import new_id
 from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.rabbitmq.link import Link
     from holdfast.ports import Lane
+
+
+_NO_HEADERS: dict[str, Any] = {}
 
 
 class Stage(Enum):
@@ -59,6 +63,7 @@ class Inlet:
         self.deferred: dict[int, float] = {}
         """Tags of which a copy is stored where it may still be forgotten, and until when."""
         self.is_unflushed = False
+        self._name = new_id()
         self._owner = names.owner(lane.topic, group, lane.partition)
         self._link = link
         self._prefetch = prefetch
@@ -71,28 +76,31 @@ class Inlet:
         """How many messages the broker counts as being here."""
         return len(self.arrived) + len(self.unsettled)
 
-    def take(self) -> Delivery | None:
-        """Return the next delivery, if one has arrived."""
-        try:
-            method, properties, body = self.arrived.popleft()
-        except IndexError:
-            return None
-        tag = method.delivery_tag
-        self.unsettled[tag] = None
-        headers = properties.headers or {}
-        return Delivery(
-            lane=self.lane,
-            # Without an id of its own a message cannot be recognised when it comes again;
-            # to take two alike for one would lose one of them.
-            position=properties.message_id or f"{id(self._channel):x}.{self.epoch}.{tag}",
-            key=wire.key_of(headers),
-            body=body or wire.body_of(properties, body),
-            headers=wire.pairs_of(properties),
-            timestamp=wire.stamp_of(properties),
-            count=wire.count_of(headers),
-            epoch=self.epoch,
-            receipt=(tag, properties),
-        )
+    def take(self, limit: int) -> list[Delivery]:
+        """Return at most *limit* deliveries that have arrived, in order."""
+        arrived, unsettled = self.arrived, self.unsettled
+        batch = []
+        for _ in range(min(limit, len(arrived))):
+            method, properties, body = arrived.popleft()
+            tag = method.delivery_tag
+            unsettled[tag] = None
+            headers = properties.headers or _NO_HEADERS
+            batch.append(
+                Delivery(
+                    lane=self.lane,
+                    # Without an id of its own a message cannot be recognised when it comes
+                    # again; to take two alike for one would lose one of them.
+                    position=properties.message_id or f"{self._name}.{tag}",
+                    key=wire.key_of(headers),
+                    body=body or wire.body_of(headers, body),
+                    headers=wire.pairs_of(properties),
+                    timestamp=wire.stamp_of(properties),
+                    count=wire.count_of(headers),
+                    epoch=self.epoch,
+                    receipt=(tag, properties),
+                )
+            )
+        return batch
 
     def accept(self, tags: list[int]) -> None:
         """Acknowledge *tags*, with as few frames as keep the others unsettled."""
@@ -179,7 +187,7 @@ class Inlet:
 
     def _received(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         self.arrived.append((method, properties, body))
-        self._notify()
+        self._link.soon(self._notify)
 
     def _send(self, method: str, tag: int, how: dict[str, Any]) -> None:
         if self._channel.is_open:  # else the queue has its messages back

@@ -37,6 +37,7 @@ class Link:
         self.connection: Any = None
         self._parameters = parameters
         self._jobs: deque[tuple[Callable[[], None], Callable[[], None] | None]] = deque()
+        self._soon: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._is_over = False
         self._opened = Answer()
@@ -79,6 +80,18 @@ class Link:
             _log.warning("the connection to %s does not end; it is left behind", self.address)
 
     # -- what follows runs in the link's own thread -------------------------------------
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run *action* once, after everything that has arrived by now has been read."""
+        if action not in self._soon:
+            self._soon.add(action)
+            if len(self._soon) == 1:
+                self.connection.ioloop.add_callback(self._after_reading)
+
+    def _after_reading(self) -> None:
+        actions, self._soon = self._soon, set()
+        for action in actions:
+            action()
 
     def _serve(self) -> None:
         connection: Any = None

@@ -90,6 +90,11 @@ class RabbitSource:
         self._wake_asked = True
         self._ready.set()
 
+    def _notice(self) -> None:
+        """Let a poll that waits look again; called in the link's thread, per message."""
+        if not self._ready.is_set():
+            self._ready.set()
+
     def _hand_out(self, limit: int) -> list[Delivery]:
         inlets = [i for lane, i in self._assignment.owned.items() if lane not in self._paused]
         if not inlets:
@@ -97,22 +102,20 @@ class RabbitSource:
         self._turn = (self._turn + 1) % len(inlets)
         batch: list[Delivery] = []
         for inlet in inlets[self._turn :] + inlets[: self._turn]:
-            while len(batch) < limit and (delivery := inlet.take()) is not None:
-                batch.append(delivery)
+            batch += inlet.take(limit - len(batch))
         return batch
 
     # -- settling --------------------------------------------------------------------
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle *deliveries* as done; those that are ours no more are passed over."""
-        tags: dict[Lane, list[int]] = {}
-        owned = self._assignment.owned
+        tags: dict[int, list[int]] = {inlet.epoch: [] for inlet in self._assignment.owned.values()}
         for delivery in deliveries:
-            inlet = owned.get(delivery.lane)
-            if inlet is not None and inlet.epoch == delivery.epoch:
-                tags.setdefault(delivery.lane, []).append(delivery.receipt[0])
-        for lane, some in tags.items():
-            owned[lane].accept(some)
+            if (some := tags.get(delivery.epoch)) is not None:
+                some.append(delivery.receipt[0])
+        for inlet in self._assignment.owned.values():
+            if some := tags[inlet.epoch]:
+                inlet.accept(some)
 
     def reject(self, delivery: Delivery) -> None:
         """Settle *delivery* as refused; a dead-letter policy of the operator's applies to it."""
@@ -224,7 +227,7 @@ class RabbitSource:
             self._clock,
             self._random,
             self._listener,
-            self._ready.set,
+            self._notice,
         )
         self._delays = Delays(link, assignment.topology, self._settings, self._clock)
         link.post(partial(self._watch, link))

@@ -20,6 +20,7 @@ ORDER, NULL, DELIVERIES = "holdfast-order", "holdfast-null", "holdfast-deliverie
 _OWN = "holdfast-own-"
 _COUNT = "x-delivery-count"
 _PREFIX = "cloudEvents:"
+_ID = _PREFIX + "id"
 _KEY, _KEY64 = _PREFIX + "partitionkey", _PREFIX + "partitionkeybase64"
 _NOT_OURS = frozenset((_COUNT, "x-death", "x-acquired-count"))
 _HIDDEN = frozenset((ORDER, NULL, DELIVERIES)) | _NOT_OURS
@@ -146,24 +147,26 @@ def _array(name: str, values: Iterable[HeaderValue]) -> bytes:
     return _name(name) + b"A" + _size(len(items)) + items
 
 
-def body_of(properties: Any, body: bytes) -> bytes | None:
+def body_of(headers: dict[Any, Any], body: bytes) -> bytes | None:
     """Return the body, or None where the publisher said that it is null."""
-    return None if not body and properties.headers and NULL in properties.headers else body
+    return None if not body and NULL in headers else body
 
 
-def key_of(headers: dict[str, Any]) -> bytes | None:
+def key_of(headers: dict[Any, Any]) -> bytes | None:
     """Return the key that the publisher gave."""
-    if (text := headers.get(_KEY)) is not None:
-        return _bytes(text)
-    if (coded := headers.get(_KEY64)) is not None:
-        try:
-            return b64decode(_bytes(coded) or b"", validate=True)
-        except ValueError:
-            return None  # a foreign header that only looks like ours
-    return None
+    text = headers.get(_KEY)
+    if text is not None:
+        return text.encode() if type(text) is str else _bytes(text)
+    coded = headers.get(_KEY64)
+    if coded is None:
+        return None
+    try:
+        return b64decode(_bytes(coded) or b"", validate=True)
+    except ValueError:
+        return None  # a foreign header that only looks like ours
 
 
-def count_of(headers: dict[str, Any]) -> int:
+def count_of(headers: dict[Any, Any]) -> int:
     """Return which delivery of the message this is, from 1."""
     return 1 + _number(headers.get(_COUNT)) + _number(headers.get(DELIVERIES))
 
@@ -178,26 +181,34 @@ def stamp_of(properties: Any) -> float | None:
 
 def pairs_of(properties: Any) -> list[Pair]:
     """Return the headers as they were given, and those that follow from foreign properties."""
-    headers: dict[Any, Any] = properties.headers or {}
-    kind = properties.content_type
-    pairs: list[Pair] = [] if kind is None else [("content-type", _bytes(kind))]
-    for name, value in headers.items():
-        if type(name) is bytes:  # a foreign name that is not UTF-8
-            pairs.append((name.decode("utf-8", "replace"), _bytes(value)))
-        elif type(value) is str:
-            pairs.append((name, value.encode()))
-        elif isinstance(value, list):
-            pairs += [(name, _bytes(one)) for one in value]
-        else:
-            pairs.append((name, _bytes(value)))
-    if not _HIDDEN.isdisjoint(headers):
-        pairs = _shown(pairs, headers)
-    if _PREFIX + "id" not in headers:
-        pairs += _foreign(properties)
+    headers = properties.headers
+    if headers and _ID in headers and _HIDDEN.isdisjoint(headers):
+        try:  # as if every value were text; most often it is
+            pairs = [(name, value.encode()) for name, value in headers.items()]
+        except AttributeError:
+            pairs = _any_pairs(headers)
+    else:
+        pairs = _shown(_any_pairs(headers or {}), headers or {})
+        if not headers or _ID not in headers:
+            pairs += _foreign(properties)
+    if (kind := properties.content_type) is not None:
+        pairs.insert(0, ("content-type", _bytes(kind)))
     return pairs
 
 
-def _shown(pairs: list[Pair], headers: dict[str, Any]) -> list[Pair]:
+def _any_pairs(headers: dict[Any, Any]) -> list[Pair]:
+    """Return headers of any type and origin as pairs; an array is a name that repeats."""
+    pairs: list[Pair] = []
+    for given, value in headers.items():
+        name = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+        if isinstance(value, list):
+            pairs += [(name, _bytes(one)) for one in value]
+        else:
+            pairs.append((name, _bytes(value)))
+    return pairs
+
+
+def _shown(pairs: list[Pair], headers: dict[Any, Any]) -> list[Pair]:
     """Return *pairs* without what the broker and this adapter added, in their first order."""
     kept = [p for p in pairs if p[0] not in _HIDDEN and not p[0].startswith(_DEATH)]
     if ORDER not in headers:

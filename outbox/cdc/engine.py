@@ -93,17 +93,22 @@ class Cdc:
         self._sql = statements("holdfast.outbox.cdc", "postgresql")
         self._envelope = Envelope(server, self._engine.url.database or "")
         self._waker = Waker()
-        self._courier: Courier[Message] = Courier(sink.publish, self._waker.wake)
+        self._courier = Courier(sink, self._waker.wake)
         self._snapshot: TableSnapshot | None = None
         self._reading: Reading[list[Message]] | None = None
         self._sending: list[Message] = []
         self._finished = 0
+        self._idle = False
         self._outage: HoldfastError | None = None
 
     @property
     def progress(self) -> int | None:
         """Rows of the snapshot read so far; None while streaming."""
         return None if self._snapshot is None else self._snapshot.rows
+
+    def topics(self) -> list[str]:
+        """Return the topics that the tables' changes go to."""
+        return [self._envelope.topic(schema, table) for schema, table in self._tables()]
 
     def step(self) -> Step:
         """Publish what is there, keep the stream alive; bounded like every engine's step."""
@@ -167,8 +172,11 @@ class Cdc:
     def _tables(self) -> list[tuple[str, str]]:
         with self._engine.connect() as db:
             names = ({"table": name} for name in self._slot.names.tables)
-            found = [db.execute(self._sql["table"], name).one() for name in names]
-        return [(schema, table) for schema, table in found]
+            found = [db.execute(self._sql["table"], name).first() for name in names]
+        if None in found:
+            missing = self._slot.names.tables[found.index(None)]
+            raise ConfigurationError(f"table {missing} does not exist: name it as schema.table")
+        return [(row.nspname, row.relname) for row in found if row is not None]
 
     def _key(self, schema: str, table: str) -> list[str]:
         with self._engine.connect() as db:
@@ -204,19 +212,21 @@ class Cdc:
             if self._sending:
                 self._courier.send(self._sending)
         reading.confirm(self._finished)
-        idle = not (received or published or self._sending) and reading.caught_up
-        return Step(published=published, idle=idle)
+        busy = received or published or self._sending
+        was_idle, self._idle = self._idle, not busy and reading.caught_up
+        # Said once: this step waits by itself, and a longer wait would delay the next event.
+        return Step(published=published, idle=self._idle and not was_idle)
 
     def _collect(self) -> int:
         """Settle what came back; return how many events were published."""
         if not self._courier.back:
             return 0
         try:
-            messages, results = self._courier.collect()
+            results = self._courier.collect()
         except (DependencyDown, Transient) as error:
             self._outage = error
             return 0
-        done = _prefix(messages, results)
+        done = _prefix(self._sending, results)
         self._finished += done
         self._sending = self._sending[done:]
         if self._sending:

@@ -107,9 +107,9 @@ class Envelope:
         self.server = server
         self._database = database
 
-    def topic(self, shape: Shape) -> str:
+    def topic(self, schema: str, table: str) -> str:
         """Return `server.schema.table`."""
-        return f"{self.server}.{shape.schema}.{shape.table}"
+        return f"{self.server}.{schema}.{table}"
 
     def read(self, shape: Shape, values: Values, origin: Origin, number: int) -> Message:
         """Return the event of a row that the snapshot found."""
@@ -166,7 +166,7 @@ class Envelope:
         key = shape.key_of(before if after is None else after)  # type: ignore[arg-type]
         return Message(
             id=derived_id("cdc", self.server, self._database, str(origin.lsn), number),
-            topic=self.topic(shape),
+            topic=self.topic(shape.schema, shape.table),
             payload=_encode(body),
             type="change",
             source=f"cdc:{self.server}",

@@ -11,6 +11,7 @@ from holdfast.outbox.outcome import precheck, sort_out
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.message import Message
     from holdfast.outbox.leases import Leases
     from holdfast.outbox.outcome import Refused
     from holdfast.outbox.rows import Row
@@ -30,7 +31,7 @@ class Dispatch:
     def __init__(
         self,
         sink: Sink,
-        courier: Courier[Row],
+        courier: Courier,
         leases: Leases,
         parking: WalParking,
         cleaner: Cleaner,
@@ -46,6 +47,7 @@ class Dispatch:
         self._cleaner = cleaner
         self._batch: Batch | None = None
         self._rows: list[Row] = []
+        self._sent: list[Row] = []
 
     @property
     def busy(self) -> bool:
@@ -76,14 +78,25 @@ class Dispatch:
         parked = self._park([*((row, None) for row in behind), *refused])
         self._rows = rows
         if rows:
-            self._courier.send(rows)
+            self._sent = rows
+            self._courier.send(self._messages(rows))
         else:
             self._end()
         return Step(parked=parked)
 
+    def _messages(self, rows: list[Row]) -> list[Message]:
+        batch = self._batch
+        assert batch is not None  # noqa: S101 - only a batch is sent
+        if len(rows) == len(batch.rows):
+            return batch.messages
+        sent = {row.seq for row in rows}
+        pairs = zip(batch.rows, batch.messages, strict=True)
+        return [message for row, message in pairs if row.seq in sent]
+
     def _settle(self) -> Step:
+        rows = self._sent
         try:
-            rows, results = self._courier.collect()
+            results = self._courier.collect()
         except (DependencyDown, Transient) as error:
             self.outage = error
             return Step()

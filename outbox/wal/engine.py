@@ -13,9 +13,10 @@ from holdfast.outbox.delays import Delays
 from holdfast.outbox.engine import Step
 from holdfast.outbox.lease_engine import LeaseLost
 from holdfast.outbox.leases import Leases, LeaseTerms
+from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.cleaner import Cleaner
-from holdfast.outbox.wal.courier import Courier, RowSink
+from holdfast.outbox.wal.courier import Courier
 from holdfast.outbox.wal.dispatch import Dispatch
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost
 from holdfast.outbox.wal.intake import Batch, Covered, Intake
@@ -83,11 +84,14 @@ class WalEngine:
         self._parking = WalParking(self._engine, clock=clock)
         self._delays = Delays(self._engine, clock=clock)
         self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
-        self._courier = Courier(RowSink(sink), self._waker.wake)
+        self._courier = Courier(sink, self._waker.wake)
         self._dispatch = Dispatch(sink, self._courier, self._leases, self._parking, self._cleaner)
         self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
         self._reconcile: Reconcile | None = None
+        self._ahead: Batch | None = None
+        """The next rows of the table, read while those before them are being published."""
         self._reading: Reading[Batch] | None = None
+        self._idle = False
 
     @property
     def shards(self) -> int:
@@ -148,7 +152,7 @@ class WalEngine:
             self._reconcile.close()
         if self._reading is not None:
             self._reading.close()
-        self._reconcile = self._reading = None
+        self._reconcile = self._reading = self._ahead = None
         self._dispatch.detach()
 
     def _advance(self) -> Step:
@@ -174,16 +178,20 @@ class WalEngine:
     def _catch_up(self, reconcile: Reconcile) -> Step:
         """Publish the next rows of the table; after the last of them, begin to stream."""
         step = self._dispatch.advance().plus(self._housekeep())
-        if not self._dispatch.busy:
-            if reconcile.ended:
-                self._cleaner.flush(0)
-                reconcile.close()
-                self._reconcile = None
-                self._reading = self._begin(reconcile.covered)
-            elif rows := reconcile.read(self._cleaner.unfinished):
-                step = step.plus(self._dispatch.start(Batch(rows)))
-        elif not self._dispatch.ready:
-            self._waker.wait(_IDLE_SECONDS)
+        if self._ahead is None and not reconcile.ended:
+            rows = reconcile.read(self._cleaner.unfinished)
+            self._ahead = Batch(rows, [staged(row) for row in rows]) if rows else None
+        if self._dispatch.busy:
+            if not self._dispatch.ready:
+                self._waker.wait(_IDLE_SECONDS)
+        elif self._ahead is not None:
+            step = step.plus(self._dispatch.start(self._ahead))
+            self._ahead = None
+        elif reconcile.ended:
+            self._cleaner.flush(0)
+            reconcile.close()
+            self._reconcile = None
+            self._reading = self._begin(reconcile.covered)
         return step
 
     def _begin(self, covered: Covered) -> Reading[Batch]:
@@ -202,8 +210,10 @@ class WalEngine:
         if self._sendable(reading):
             step = step.plus(self._dispatch.start(reading.take()))
         reading.confirm(self._dispatch.finished)
-        idle = not (received or step.published or step.parked or self._dispatch.busy)
-        return replace(step, idle=idle and reading.caught_up)
+        busy = received or step.published or step.parked or self._dispatch.busy
+        was_idle, self._idle = self._idle, not busy and reading.caught_up
+        # Said once: this step waits by itself, and a longer wait would delay the next event.
+        return replace(step, idle=self._idle and not was_idle)
 
     def _sendable(self, reading: Reading[Batch]) -> bool:
         return reading.waiting and not self._dispatch.busy and not self._cleaner.behind

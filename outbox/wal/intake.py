@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.emitted import PREFIX, row_of
 from holdfast.outbox.wal.frames import Malformed
@@ -27,6 +28,7 @@ from holdfast.outbox.wal.rowform import reader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.message import Message
     from holdfast.outbox.rows import Row
     from holdfast.outbox.wal.visibility import Snapshot
 
@@ -49,6 +51,8 @@ class Batch:
     """Rows to publish together, and how far the stream is published once they are."""
 
     rows: list[Row]
+    messages: list[Message]
+    """The rows' messages, made while the batch before this one is being published."""
     upto: int = 0
     """Rows received before and with this batch, counted from the start of the stream."""
     xids: list[int] = field(default_factory=list)
@@ -65,6 +69,7 @@ class Intake:
         self._messages = messages
         self._readers: dict[bytes, Callable[[bytes], Row] | None] = {}
         self._rows: list[Row] = []
+        self._ready: list[Message] = []
         self._bytes = 0
         self._xids: list[int] = []
         self._xid: int | None = None
@@ -85,9 +90,7 @@ class Intake:
         kind = data[0]
         if kind == INSERT:
             if not self._skip and (read := self._readers[data[1:5]]) is not None:
-                self._rows.append(read(data))
-                self.marks.count += 1
-                self._bytes += len(data)
+                self._add(read(data), len(data))
         elif kind == BEGIN:
             self._begin(decode(data))  # type: ignore[arg-type]
         elif kind == COMMIT:
@@ -123,9 +126,13 @@ class Intake:
             except Malformed:
                 log.exception("a stranger's message at %X is left out", message.position)
                 return
-            self._rows.append(row)
-            self.marks.count += 1
-            self._bytes += len(message.content)
+            self._add(row, len(message.content))
+
+    def _add(self, row: Row, size: int) -> None:
+        self._rows.append(row)
+        self._ready.append(staged(row))
+        self._bytes += size
+        self.marks.count += 1
 
     def keepalive(self, end: int) -> None:
         """Note that everything before *end* was sent; inside a transaction it says nothing."""
@@ -134,7 +141,7 @@ class Intake:
 
     def take(self) -> Batch:
         """Return everything that waits; the caller finishes it before taking more."""
-        batch = Batch(self._rows, self.marks.count, self._xids)
-        self._rows, self._bytes = [], 0
+        batch = Batch(self._rows, self._ready, self.marks.count, self._xids)
+        self._rows, self._ready, self._bytes = [], [], 0
         self._xids = [] if self._xid is None else [self._xid]
         return batch

@@ -29,3 +29,35 @@ def test_the_outbox_example_keeps_order_through_a_parked_key() -> None:
         "arrived: [('ada', 'shortened'), ('ada', 'by noon')]",
         "audit: ['release', 'edit']",
     ]
+
+
+def test_the_retry_example_retries_only_what_may_pass() -> None:
+    """Poison, a declined card and a wait beyond the deadline cost one attempt and no time."""
+    lines = run("retry.py").splitlines()
+    assert lines[:5] == [
+        "passing failure: order 17: paid, 5 s were left [3 attempt(s), 0.6 s]",
+        "poison: PoisonMessage: no amount [1 attempt(s), 0.0 s]",
+        "declined: CardDeclined: no [1 attempt(s), 0.0 s]",
+        "unknown error: KeyError: 'amount' [3 attempt(s), 0.6 s]",
+        "asked to wait too long: Transient: busy [1 attempt(s), 0.0 s]",
+    ]
+    assert "within 60 s, budget payment-gateway" in lines[6]
+
+
+def test_the_circuit_example_opens_probes_and_closes() -> None:
+    """Bad orders do not open it, the outage does, and good probes close it."""
+    assert run("circuit.py").splitlines() == [
+        "bad orders: {'no such order'}",
+        "outage:",
+        "  now Open",
+        "  gateway is down",
+        "  not asked, wait 30 s",
+        "still down after 30 s:",
+        "  now HalfOpen",
+        "  now Open",
+        "  gateway is down",
+        "up again:",
+        "  now HalfOpen",
+        "  now Closed",
+        "  paid and paid",
+    ]

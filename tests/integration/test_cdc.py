@@ -7,8 +7,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 from sqlalchemy import create_engine, text
+from typer.testing import CliRunner
 
+from holdfast.brokers import connect
+from holdfast.cli.cdc import cdc
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc import Cdc
@@ -19,6 +23,7 @@ from tests.wal.shop import Recorder, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sqlalchemy.engine import Engine
 
@@ -120,7 +125,7 @@ def test_the_snapshot_and_the_stream_meet_without_a_gap(source: Source) -> None:
     def write() -> None:
         while not stop.is_set():
             number = len(written) + 1
-            source.run(f"INSERT INTO item VALUES ({number}, 'n')")
+            source.run(f"INSERT INTO item VALUES ({number}, 'n')")  # noqa: S608
             written.append(number)
 
     writer = threading.Thread(target=write)
@@ -187,10 +192,11 @@ def test_snapshot_and_stream_write_values_alike(source: Source) -> None:
         " '01234567-89ab-cdef-0123-456789abcdef', NULL"
     )
     sink = Recorder()
-    source.run(f"CREATE TABLE kinds ({listed})", f"INSERT INTO kinds VALUES (1, {row})")
+    source.run(f"CREATE TABLE kinds ({listed})")
+    source.run(f"INSERT INTO kinds VALUES (1, {row})")  # noqa: S608
     with running(source.cdc(sink, "public.kinds")):
         wait_until(lambda: sink.seen, what="the snapshot is published")
-        source.run(f"INSERT INTO kinds VALUES (1 + 1, {row})")
+        source.run(f"INSERT INTO kinds VALUES (2, {row})")  # noqa: S608
         wait_until(lambda: len(sink.seen) == 2, what="the stream is published")
     read, inserted = (event.after or {} for event in events(sink))
     assert {**read, "id": 2} == inserted
@@ -216,8 +222,8 @@ def test_full_replica_identity_brings_the_old_row_and_large_columns_are_never_nu
     with running(source.cdc(sink, "doc", "whole")) as relay:
         wait_until(lambda: relay.health.last_step > 0, what="the capture runs")
         for table in ("doc", "whole"):
-            source.run(f"INSERT INTO {table} VALUES (1, 1, repeat('x', 5000))")
-            source.run(f"UPDATE {table} SET n = 2")
+            source.run(f"INSERT INTO {table} VALUES (1, 1, repeat('x', 5000))")  # noqa: S608
+            source.run(f"UPDATE {table} SET n = 2")  # noqa: S608
         wait_until(lambda: len(sink.seen) == 4, what="the changes are published")
     plain, whole = events(sink)[1], events(sink)[3]
     assert plain.before is None
@@ -280,3 +286,23 @@ def test_nonsense_is_refused_with_the_fix(source: Source) -> None:
         Relay(source.cdc(sink, "missing")).run()
     with pytest.raises(ConfigurationError, match="cannot be captured"):
         Cdc("sqlite://", sink, tables=["t"], server="s")
+
+
+def test_the_command_captures_a_table_into_a_broker(source: Source, tmp_path: Path) -> None:
+    """`holdfast cdc --once` publishes what is there, with topics made on demand."""
+    source.run("INSERT INTO item VALUES (1, 'a')")
+    app = typer.Typer()
+    app.command()(cdc)
+    url = source.engine.url.render_as_string(hide_password=False)
+    broker_url = f"sqlite:///{tmp_path}/b.db"
+    arguments = ["--database", url, "--broker", broker_url, "--server", source.server]
+    arguments += ["--table", "item", "--create-topics", "--once", "--log-format", "text"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "published 1 changes" in result.output
+    broker = connect(broker_url)
+    reader = broker.source([f"{source.server}.public.item"], group="g")
+    (delivery,) = reader.poll(10, 5.0)
+    assert change_event(delivery.message).after == {"id": 1, "name": "a"}
+    reader.close()
+    broker.close()

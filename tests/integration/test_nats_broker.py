@@ -872,9 +872,12 @@ class Soak:
         source = self._broker.source(["t"], group="g")
         try:
             while not self._is_over.is_set():
+                batch: list[Delivery] = []
                 with suppress(BrokerDown):
-                    for delivery in source.poll(25, 0.1):
-                        self.handled.append((delivery.key, delivery.body))
+                    batch = source.poll(25, 0.1)
+                for delivery in batch:
+                    self.handled.append((delivery.key, delivery.body))
+                    with suppress(BrokerDown):  # then it comes again
                         source.accept([delivery])
         finally:
             source.close()

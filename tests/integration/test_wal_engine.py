@@ -10,9 +10,13 @@ import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
-from holdfast.outbox import LeaseEngine, Outbox, Relay
+from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
+from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.leases import Leases
 from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
+from holdfast.outbox.wal.cleaner import Cleaner
 from holdfast.outbox.wal.stream import arguments
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from tests.wal.shop import Recorder, Shop, running, steps_until, terms
@@ -165,19 +169,17 @@ def test_a_refused_message_parks_its_key_and_the_rest_flows(shop: Shop) -> None:
     assert shop.ask("SELECT count(*) FROM holdfast_outbox_parked") == 0
 
 
-def test_a_row_that_cannot_be_read_is_parked_and_stops_nobody(shop: Shop) -> None:
-    """Somebody else's row with headers that are not ours is set aside."""
+def test_somebody_elses_row_is_published_and_stops_nobody(shop: Shop) -> None:
+    """Headers that are not ours travel as they are."""
     sink = Recorder()
     with running(WalEngine(shop.engine, sink, terms=terms())):
         shop.ask(
             "INSERT INTO holdfast_outbox"
             " (id, aggregatetype, aggregateid, type, payload, headers, shard)"
-            " VALUES (gen_random_uuid(), 'orders', 'x', 't', 'p', '{\"a\": 1}', 0)"
+            " VALUES (gen_random_uuid(), 'orders', 'x', 't', 'theirs', '{\"a\": 1}', 0)"
         )
-        shop.add(("k", "1"))
-        wait_until(lambda: sink.bodies == ["1"], what="the sound row is published")
-        parked = "SELECT count(*) FROM holdfast_outbox_parked"
-        wait_until(lambda: shop.ask(parked) == 1, what="the other one is parked")
+        shop.add(("k", "ours"))
+        wait_until(lambda: sink.bodies == ["theirs", "ours"], what="both are published")
 
 
 def test_delayed_events_come_when_they_are_due(shop: Shop) -> None:
@@ -252,6 +254,27 @@ def test_a_second_relay_stands_by_and_takes_over_from_a_dead_one(shop: Shop) -> 
         wait_until(lambda: first.step().standby, what="the first one notices")
     assert dead.seen == []
     first.close()
+
+
+def test_a_relay_that_lost_its_lease_deletes_nothing(shop: Shop) -> None:
+    """Its published rows stay for the relay that took over."""
+    lease = LeaseTerms(seconds=0.2, engine="wal", exclusive=True)
+    lost, taken = Leases(shop.engine, lease), Leases(shop.engine, lease)
+    lost.renew()
+    assert lost.owned
+    shop.add(("k", "1"))
+    cleaner = Cleaner(shop.engine, lost, lambda: None, clock=SYSTEM_CLOCK)
+    cleaner.add([shop.ask("SELECT seq FROM holdfast_outbox")], [])
+
+    def took_over() -> bool:
+        taken.renew()
+        return bool(taken.owned)
+
+    wait_until(took_over, what="another relay took over")
+    with pytest.raises(LeaseLost):
+        cleaner.flush(0)
+    cleaner.close()
+    assert shop.left == 1
 
 
 def test_a_relay_that_ends_hands_over_at_once(shop: Shop) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -267,3 +270,127 @@ def test_methods_can_be_decorated() -> None:
 
     service = Service()
     assert service.handle(3) == (service, 3)
+
+
+def test_an_error_raised_in_fail_takes_the_place_of_the_first() -> None:
+    """The layers outside see the new one, with the first as its context."""
+    seen: list[BaseException] = []
+
+    class Translate(Layer):
+        stage = Stage.BREAKER
+        label = "@translate"
+
+        def fail(self, call: Call, error: BaseException) -> None:
+            raise LookupError("translated")
+
+    class Watch(Layer):
+        stage = Stage.TRACE
+        label = "@watch"
+
+        def fail(self, call: Call, error: BaseException) -> None:
+            seen.append(error)
+
+    @Watch()
+    @Translate()
+    def handler() -> None:
+        raise ValueError("first")
+
+    with pytest.raises(LookupError) as caught:
+        handler()
+    assert seen == [caught.value]
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+class Poll(Layer):
+    """Runs the inside again until its result is good."""
+
+    stage = Stage.RETRY
+    label = "@poll"
+
+    def leave(self, call: Call) -> Again | None:
+        return Again() if call.result < 3 else None
+
+
+def test_a_layer_that_leaves_may_run_the_inside_again() -> None:
+    """It sees the result, in both colours."""
+    log: list[str] = []
+    results = iter([1, 2, 3, 1, 2, 3])
+
+    @Poll()
+    @Recording(log, "inner")
+    def handler() -> int:
+        return next(results)
+
+    @Poll()
+    async def other() -> int:
+        return next(results)
+
+    assert handler() == 3
+    assert log.count("enter inner") == log.count("leave inner") == 3
+    assert asyncio.run(_awaited(other())) == 3
+
+
+def test_a_hook_for_async_stands_in_around_async_functions_only() -> None:
+    """A layer can await there, and need not here."""
+    log: list[str] = []
+
+    class Both(Recording):
+        async def enter_async(self, call: Call) -> None:
+            await asyncio.sleep(0)
+            log.append("entered async")
+
+    def plain() -> None: ...
+
+    async def other() -> None: ...
+
+    Both(log)(plain)()
+    asyncio.run(_awaited(Both(log)(other)()))
+    assert log == ["enter a", "leave a", "entered async", "leave a"]
+
+
+def test_an_object_with_an_async_call_is_awaited() -> None:
+    """Or its errors would be raised where no layer sees them."""
+
+    class Service:
+        async def __call__(self, value: int) -> int:
+            if value:
+                raise ValueError("seen")
+            return value
+
+    handler = Swallow()(Service())
+    assert asyncio.run(_awaited(handler(1))) == "dead"
+    assert asyncio.run(_awaited(handler(0))) == 0
+
+
+def test_keyword_arguments_reach_the_function_on_every_path() -> None:
+    """With and without hooks, at first and again."""
+
+    def handler(*, value: int, failing: list[int]) -> int:
+        if failing:
+            raise ValueError(failing.pop())
+        return value
+
+    assert Retry(2)(handler)(value=1, failing=[]) == 1
+    assert Retry(2)(handler)(value=2, failing=[1]) == 2
+    assert Retry(2)(Recording([])(handler))(value=3, failing=[]) == 3
+    assert Retry(2)(Recording([])(handler))(value=4, failing=[1]) == 4
+
+
+def test_no_garbage_is_left_by_a_failed_call() -> None:
+    """Frames and tracebacks do not keep each other, and what the handler held, alive."""
+
+    class Held: ...
+
+    @Retry(2)
+    def handler() -> None:
+        held.append(weakref.ref(local := Held()))
+        raise ValueError(local)
+
+    held: list[weakref.ref[Held]] = []
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            handler()
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.caps import Caps, Ordering, Settle
 from holdfast.outbox import LeaseTerms, Relay
 from holdfast.outbox.wal import WalEngine
+from holdfast.outbox.wal.stream import Stream
 from holdfast.ports import Published
 
 if TYPE_CHECKING:
@@ -33,10 +35,15 @@ class File:
     def __init__(self, path: Path, moment: str, nth: int) -> None:
         self._path, self._moment, self._nth = path, moment, nth
         self._batch = 0
+        self.told: threading.Event | None = None
+        """Set when the server was told how far we are."""
 
-    def reach(self, moment: str) -> None:
-        """Die if this is the moment."""
+    def reach(self, moment: str, *, heard: bool = True) -> None:
+        """Die if this is the moment; *heard* lets the server hear from us once more before."""
         if moment == self._moment and self._batch >= self._nth:
+            if heard and self.told is not None:
+                self.told.clear()
+                self.told.wait(5)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
@@ -54,25 +61,27 @@ class File:
         """Nothing to release."""
 
 
-def after(owner: Any, method: str, reached: Any) -> None:
-    """Call *reached* whenever *method* of *owner* has returned."""
-    original = getattr(owner, method)
-
-    def wrapped(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
-        reached()
-        return result
-
-    setattr(owner, method, wrapped)
-
-
 def main(database: str, path: str, moment: str, nth: str, mode: str = "") -> None:
     sink = File(Path(path), moment, int(nth))
+    if mode:  # everything comes by the stream
+        sink.told = threading.Event()
     engine = WalEngine(database, sink, batch=7, messages=bool(mode), terms=LeaseTerms(seconds=0.7))
-    after(engine._cleaner, "_delete", lambda: sink.reach("deleted"))
-    from holdfast.outbox.wal.stream import Stream
+    delete, beat = engine._cleaner._delete, Stream.beat
 
-    after(Stream, "beat", lambda: sink.reach("confirmed"))
+    def deleting(work: Any) -> Any:
+        left = delete(work)
+        sink.reach("deleted", heard=False)
+        return left
+
+    def beating(stream: Stream, *, now: bool = False) -> None:
+        before = stream._sent
+        beat(stream, now=now)
+        if stream._sent != before and sink.told is not None:
+            sink.told.set()
+        sink.reach("confirmed", heard=False)
+
+    engine._cleaner._delete = deleting  # type: ignore[method-assign]
+    Stream.beat = beating  # type: ignore[method-assign]
     running = Relay(engine)
     signal.signal(signal.SIGTERM, lambda *_: running.stop())
     running.run()

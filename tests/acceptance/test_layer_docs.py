@@ -1,0 +1,22 @@
+"""The pages on decorators show code that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["retry.md", "circuit.md"])
+def test_the_code_of_the_page_runs(page: str) -> None:
+    """Its blocks run one after the other, as a reader would paste them."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert blocks
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)  # noqa: S102 - our own page
