@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from holdfast.cli import brokers, db, doctor, logs, outbox, relay
+from holdfast.cli import brokers, cdc, db, doctor, logs, outbox, relay
 from holdfast.cli.display import out
 from holdfast.cli.failures import EXIT_INTERRUPTED, fail
 from holdfast.errors import HoldfastError
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=relay.EXAMPLE)(relay.relay)
+app.command(epilog=cdc.EXAMPLE)(cdc.cdc)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(db.app, name="db")
 app.command(epilog=doctor.EXAMPLE)(doctor.doctor)

@@ -74,12 +74,9 @@ class Backoff:
         """Return the delay after *attempt* before jitter; no attempt count overflows."""
         if self.factor == 1 or attempt <= 1:
             return self.first
-        steps = (math.log(self.ceiling) - math.log(self.first)) / math.log(self.factor)
-        if attempt - 1 >= steps:
-            return self.ceiling
         try:
             return min(self.ceiling, self.first * self.factor ** (attempt - 1))
-        except OverflowError:  # the power alone, where first is next to nothing
+        except OverflowError:
             return self.ceiling
 
     def _spread(self, attempt: int, previous: float | None) -> float:

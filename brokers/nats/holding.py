@@ -11,7 +11,7 @@ from holdfast.brokers.nats.names import consumer, subject, token
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from holdfast.brokers.nats.courier import Courier
     from holdfast.brokers.nats.group import Ownership
@@ -57,11 +57,12 @@ class Holding:
         state = LaneState(
             lane, entry.epoch, stream, name, self._lease, info["delivered"]["consumer_seq"]
         )
-        if not info["num_ack_pending"]:
-            state.phase = Phase.OPEN
-        elif not entry.clean:
+        out, now = info["num_ack_pending"], self._clock.monotonic()
+        if entry.clean:
+            state.gather(out, info["delivered"]["stream_seq"], now, patiently=False)
+        elif out:
             log.info("%s: waiting %g s for what its last owner had out", lane, self._lease)
-            state.hold(self._clock.monotonic())
+            state.hold(now)
         self._intake.open(state)
         self.lanes[lane] = state
         return state
@@ -85,9 +86,12 @@ class Holding:
             self._intake.open(state)
         self._courier.reconnected()
 
-    def mend(self, entries: Any) -> None:
-        """Enter lanes again whose consumer was deleted by somebody."""
+    def tend(self, entries: Callable[[Lane], Ownership]) -> None:
+        """Gather what is owed to lanes that have held, and enter those in trouble again."""
+        now = self._clock.monotonic()
         for lane, state in list(self.lanes.items()):
+            if state.is_held_until(now) and not state.gone:
+                self._gather(state)
             if state.trouble and not state.gone:
                 log.warning("%s: %s; entering it again", lane, state.trouble)
                 if state.trouble.startswith(("400", "409 Exceeded")):
@@ -95,10 +99,24 @@ class Holding:
                 self._intake.abandon(state)
                 self.enter(lane, entries(lane))
 
+    def _gather(self, state: LaneState) -> None:
+        self._courier.flush()  # what we settled does not count as out
+        info = self._js.consumer(state.stream, state.consumer)
+        if info is None:
+            state.trouble = "the consumer is gone"
+            return
+        number, position = info["delivered"]["consumer_seq"], info["delivered"]["stream_seq"]
+        now = self._clock.monotonic()
+        if number != state.last:  # somebody else still gets our messages
+            state.last = number
+            state.hold(now)
+        else:
+            state.gather(info["num_ack_pending"], position, now, patiently=True)
+
     def move(self, lane: Lane, entry: Ownership) -> None:
         """Go on in *lane* where the group was moved to; what is held becomes stale."""
         old = self.lanes[lane]
-        old.trouble = "the group was moved"  # should the next line fail, `mend` does it again
+        old.trouble = "the group was moved"  # should the next line fail, `tend` does it again
         self._intake.abandon(old)
         self.enter(lane, entry)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.brokers.nats.lane import Arrival, LaneState, Pull
+from holdfast.brokers.nats.flight import Arrival, Pull
 from holdfast.errors import BrokerDown
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.nats.connection import Connection
     from holdfast.brokers.nats.courier import Courier
     from holdfast.brokers.nats.jetstream import JetStream
+    from holdfast.brokers.nats.lane import LaneState
     from holdfast.clock import Clock
 
 _NANO = 1_000_000_000
@@ -181,6 +182,7 @@ def _end_of_pull(state: LaneState, message: Msg, now: float) -> None:
     if status in _NORMAL or why in _PASSING:
         if state.gathers and why == _RIVAL:
             state.hold(now)
-        state.gathering_done()
+        elif state.gathers:
+            state.nothing_comes(now)
     else:
         state.trouble = f"{status} {why}".strip()

@@ -5,9 +5,10 @@ Three rules keep the order of a lane all the same:
 
 - the server numbers the deliveries of a consumer. Whoever owns the lane sees every number;
   a missing one means that a message went elsewhere (to a dead connection, to a former owner)
-  and may come back later. Then nothing more is handed out until its lease has run out;
+  and will come again. Then nothing more is taken in until its lease has run out;
 - after that, and after every change of owner, all that comes again is gathered and sorted
-  before anything is handed out: the server hands out again before it hands out new messages;
+  before anything else is handed out. The server says how many messages are out, so it is known
+  when all have come; only what a former owner released with a delay is not waited for long;
 - what comes again although it is held here under a valid lease is not handed out twice.
 """
 
@@ -16,19 +17,22 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from holdfast.brokers.nats.flight import Flight
 from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, Answer, nak_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.brokers.nats.flight import Arrival, Pull
     from holdfast.ports import Lane
 
 GATHER = 256
 """Messages asked for at once while gathering what comes again."""
+AGAIN = 0.02
+"""Seconds between looks for what has not come yet."""
+_LATE = 1.0  # seconds that the server may be late, beside half a lease
 _REMEMBERED = 8192  # settled messages; a server that crashed hands out its last 100 ms again
 
 
@@ -42,40 +46,6 @@ class Phase(Enum):
     OPEN = "open"
 
 
-class Arrival(msgspec.Struct, eq=False, gc=False):
-    """A message that came, and is not yet handed out."""
-
-    position: int
-    number: int
-    """The consumer's own number of this delivery."""
-    count: int
-    more: int
-    """How many messages the server still has for this lane."""
-    reply: str
-    stored: float
-    lease_until: float
-    content: Any
-    """The client library's message."""
-
-
-class Flight(msgspec.Struct, eq=False, gc=False):
-    """A message handed out and not yet settled."""
-
-    reply: str
-    lease_until: float
-    keep_until: float = float("-inf")
-    """Until when the lease is to be renewed."""
-
-
-@dataclass(slots=True)
-class Pull:
-    """A request for messages that the server has not yet fulfilled."""
-
-    id: int
-    left: int
-    until: float
-
-
 @dataclass(slots=True, eq=False)
 class LaneState:
     """The owner's view of a lane."""
@@ -87,8 +57,13 @@ class LaneState:
     lease: float
     last: int
     """The number of the last delivery that came."""
-    phase: Phase = Phase.GATHERING
-    hold_until: float = float("-inf")
+    phase: Phase = Phase.OPEN
+    wait_until: float = float("-inf")
+    """Until when to hold, or to wait for what is owed."""
+    look_at: float = float("-inf")
+    """When to look again for what is owed."""
+    owed: int = 0
+    """How many messages are out elsewhere."""
     pull: Pull | None = None
     more: int = 0
     revoked: bool = False
@@ -108,9 +83,28 @@ class LaneState:
     """Positions settled here which a restarted server will hand out again."""
 
     def hold(self, now: float) -> None:
-        """Hand out nothing new for a lease; what was gathered comes again after it."""
+        """Take nothing in for a lease; what was gathered comes again after it."""
         self.gathered.clear()
-        self.phase, self.hold_until = Phase.HOLDING, now + self.lease
+        self.phase, self.wait_until = Phase.HOLDING, now + self.lease
+
+    def is_held_until(self, now: float) -> bool:
+        """Whether the time to hold is over, and what is owed should be gathered."""
+        return self.phase is Phase.HOLDING and now >= self.wait_until and self.pull is None
+
+    def gather(self, out: int, position: int, now: float, *, patiently: bool) -> None:
+        """Collect what comes again, of *out* messages that are out up to *position*.
+
+        What is held here is not owed. *patiently*, the rest is waited for: it comes at the
+        latest when its lease is over, but a server may be late.
+        """
+        here = {*self.flying, *(a.position for a in self.ready)}
+        here |= {place for place, due in self.delayed.items() if due > now}
+        self.owed = out - sum(place <= position for place in here)
+        self.phase = Phase.GATHERING
+        self.wait_until = now + self.lease / 2 + _LATE if patiently else now
+        self.look_at = now
+        if self.owed <= 0:
+            self.gathering_done()
 
     def resume(self, number: int, position: int, now: float) -> None:
         """Go on over a new connection to a consumer that is at *number* and *position*.
@@ -141,11 +135,12 @@ class LaneState:
             return None  # it comes again when its lease has run out, as the missing ones do
         if position in self.settled:
             self.forgotten.discard(position)
+            self.owed -= 1
             return arrival.reply, ACK
         if self.delayed and (early := self.delayed.get(position, now) - now) > 0:
             return arrival.reply, nak_after(early)
         if position not in self.flying or not self._is_held(arrival, now):
-            self._keep(arrival)
+            self._keep(arrival, now)
         return None
 
     def _is_held(self, arrival: Arrival, now: float) -> bool:
@@ -156,16 +151,25 @@ class LaneState:
         flight.reply, flight.lease_until = arrival.reply, arrival.lease_until
         return True
 
-    def _keep(self, arrival: Arrival) -> None:
+    def _keep(self, arrival: Arrival, now: float) -> None:
         if self.phase is Phase.OPEN:
             self.ready.append(arrival)
             return
         self.gathered.append(arrival)
-        if arrival.count == 1:  # new: all that comes again came before it
+        self.owed -= arrival.count > 1
+        if self.owed <= 0:
             self.gathering_done()
+        elif arrival.count == 1:  # new: nothing comes again at the moment
+            self.nothing_comes(now)
+
+    def nothing_comes(self, now: float) -> None:
+        """Note that the server has nothing to hand out again: look later, or give it up."""
+        if now >= self.wait_until:
+            self.gathering_done()
+        self.look_at = now + AGAIN
 
     def gathering_done(self) -> None:
-        """Note that nothing more comes again; what came is ready, in order."""
+        """Note that all has come; it is ready, in order."""
         if self.phase is Phase.GATHERING:
             self.ready.extend(sorted(self.gathered, key=_position))
             self.gathered.clear()
@@ -177,12 +181,11 @@ class LaneState:
             self.pull = None  # its end was lost on the way
         if self.pull is not None or self.revoked or self.gone:
             return 0
-        if self.phase is Phase.HOLDING:
-            if now < self.hold_until:
+        match self.phase:
+            case Phase.HOLDING:
                 return 0
-            self.phase = Phase.GATHERING
-        if self.phase is Phase.GATHERING:
-            return GATHER
+            case Phase.GATHERING:
+                return min(GATHER, self.owed) if now >= self.look_at else 0
         return max(0, credit - len(self.ready))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from holdfast.brokers.nats.lane import AGAIN
 from holdfast.brokers.nats.wire import parts_of
 from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, TERM, Answer, nak_after
 from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
@@ -82,7 +83,8 @@ class NatsSource:
                     return batch
             self._ask(limit, now)
             if not self._is_woken:
-                self._clock.wait(self._connection.bell, min(settled - now, _LOOK))
+                look = AGAIN if any(s.gathers for s in self._lanes.values()) else _LOOK
+                self._clock.wait(self._connection.bell, min(settled - now, look))
             if self._is_woken:
                 self._is_woken = False
                 self._intake.absorb()

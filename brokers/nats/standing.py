@@ -43,6 +43,7 @@ class Standing:
         self._connection = connection
         self._listener = listener
         self._heard = -1
+        self._announced: set[Lane] = set()
 
     def reconnected(self) -> None:
         """Take the lanes over to a new connection, and listen for news of the group there."""
@@ -56,7 +57,7 @@ class Standing:
         if is_due and (surrender := self._look()):
             self._give_up(surrender)
             self._look()
-        self.holding.mend(self.membership.entry)
+        self.holding.tend(self.membership.entry)
 
     def fence(self) -> None:
         """Make sure that what is settled next is ours to settle; what is not is marked gone."""
@@ -102,11 +103,19 @@ class Standing:
         lost = verdict.lost | {lane for lane, state in lanes.items() if state.gone}
         self.holding.forget(lost)
         self.lost(lost)
+        self._announced -= lost
         for lane, entry in verdict.acquired.items():
             self.holding.enter(lane, entry)
-        if verdict.acquired and self._listener is not None:
-            self._listener.assigned(sorted(verdict.acquired))
+        self._announce()
         return verdict.surrender
+
+    def _announce(self) -> None:
+        """Tell the listener of the lanes that it has not heard of, from an earlier try even."""
+        lanes = self.holding.lanes.items()
+        news = sorted(n for n, s in lanes if n not in self._announced and not s.revoked)
+        self._announced.update(news)
+        if news and self._listener is not None:
+            self._listener.assigned(news)
 
     def _give_up(self, lanes: Iterable[Lane], *, leave: bool = False) -> None:
         """Let the listener settle, then give the rest back and free the lanes."""
@@ -117,6 +126,7 @@ class Standing:
         for lane in news:
             states[lane].revoked = True
         clean = self.holding.leave(lanes)
+        self._announced.difference_update(lanes)
         if leave:
             self.membership.leave(clean)
         else:

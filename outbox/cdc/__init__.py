@@ -1,9 +1,12 @@
 """Change data capture: plain tables as streams of change events, in Debezium's form."""
 
-from holdfast.extras import driver
+from typing import TYPE_CHECKING
 
-driver("psycopg", extra="postgres")  # the modules below need it
+from holdfast.lazily import lazily
 
-from holdfast.outbox.cdc.engine import Cdc  # noqa: E402
+if TYPE_CHECKING:
+    from holdfast.outbox.cdc.engine import Cdc
 
 __all__ = ["Cdc"]
+
+__getattr__ = lazily(__name__, {"Cdc": "engine"}, module="psycopg", extra="postgres")

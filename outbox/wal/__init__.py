@@ -1,12 +1,20 @@
 """The WAL engine of the relay: PostgreSQL's replication slot instead of polling."""
 
-from holdfast.extras import driver
+from typing import TYPE_CHECKING
 
-driver("psycopg", extra="postgres")  # the modules below need it
+from holdfast.lazily import lazily
 
-from holdfast.outbox.wal.emitted import WalOutbox  # noqa: E402
-from holdfast.outbox.wal.engine import WalEngine  # noqa: E402
-from holdfast.outbox.wal.faults import DatabaseDown  # noqa: E402
-from holdfast.outbox.wal.slot import drop_slot  # noqa: E402
+if TYPE_CHECKING:
+    from holdfast.outbox.wal.emitted import WalOutbox
+    from holdfast.outbox.wal.engine import WalEngine
+    from holdfast.outbox.wal.faults import DatabaseDown
+    from holdfast.outbox.wal.slot import drop_slot
 
 __all__ = ["DatabaseDown", "WalEngine", "WalOutbox", "drop_slot"]
+
+__getattr__ = lazily(
+    __name__,
+    {"DatabaseDown": "faults", "WalEngine": "engine", "WalOutbox": "emitted", "drop_slot": "slot"},
+    module="psycopg",
+    extra="postgres",
+)

@@ -20,6 +20,7 @@ from holdfast.outbox.wal.courier import Courier
 from holdfast.outbox.wal.dispatch import Dispatch
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost
 from holdfast.outbox.wal.intake import Batch, Covered, Intake
+from holdfast.outbox.wal.leftovers import Leftovers
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
@@ -84,6 +85,7 @@ class WalEngine:
         self._parking = WalParking(self._engine, clock=clock)
         self._delays = Delays(self._engine, clock=clock)
         self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
+        self._leftovers = Leftovers(self._engine, self._cleaner, clock=clock)
         self._courier = Courier(sink, self._waker.wake)
         self._dispatch = Dispatch(sink, self._courier, self._leases, self._parking, self._cleaner)
         self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
@@ -210,6 +212,9 @@ class WalEngine:
         if self._sendable(reading):
             step = step.plus(self._dispatch.start(reading.take()))
         reading.confirm(self._dispatch.finished)
+        if self._leftovers.found(reading.confirmed):
+            self._let_go()
+            return step
         busy = received or step.published or step.parked or self._dispatch.busy
         was_idle, self._idle = self._idle, not busy and reading.caught_up
         # Said once: this step waits by itself, and a longer wait would delay the next event.

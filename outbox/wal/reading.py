@@ -65,6 +65,11 @@ class Reading(Generic[B]):
         """Whether everything is finished that was in the log when this began."""
         return self._intake.marks.finished and self._intake.marks.received >= self._target
 
+    @property
+    def confirmed(self) -> int:
+        """The position before which everything is finished, as far as it was confirmed."""
+        return self._stream.confirmed
+
     def receive(self) -> int:
         """Take in what has arrived, as far as there is room; return how many messages."""
         intake = self._intake

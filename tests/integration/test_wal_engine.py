@@ -240,6 +240,26 @@ def test_a_publication_dropped_and_made_again_costs_nothing(shop: Shop) -> None:
     assert sink.bodies == [str(number) for number in range(10)]
 
 
+def test_rows_that_never_came_by_the_stream_are_found(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody took the table out of the publication for a while."""
+    monkeypatch.setattr("holdfast.outbox.wal.leftovers._LOOK_SECONDS", 0.2)
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms(10))):
+        shop.add(("k", "0"))
+        wait_until(lambda: sink.seen, what="the stream runs")
+        shop.ask("ALTER PUBLICATION holdfast_outbox DROP TABLE holdfast_outbox")
+        shop.add(("k", "1"))
+        shop.ask("ALTER PUBLICATION holdfast_outbox ADD TABLE holdfast_outbox")
+        wait_until(lambda: shop.left == 0, what="the row is found")
+        for number in range(2, 30):
+            shop.add(("k", str(number)))
+        wait_until(lambda: len(sink.seen) >= 30, what="the stream goes on")
+    assert sink.bodies == [str(number) for number in range(30)]
+    assert "never came by the stream" in caplog.text
+
+
 def test_a_second_relay_stands_by_and_takes_over_from_a_dead_one(shop: Shop) -> None:
     """The dead one's connection is still open; its lease runs out and its reader is ended."""
     dead, alive = Recorder(), Recorder()

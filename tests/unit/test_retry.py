@@ -119,10 +119,10 @@ def test_what_no_retry_can_help_leaves_at_once(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [PoisonMessage("bad"), BrokerDown("gone"), SystemExit(1)])
-def test_on_exception_does_not_override_a_declared_remedy(error: BaseException) -> None:
-    """`on=Exception` is a guess about foreign errors; an error that knows better is believed."""
+def test_on_does_not_override_a_declared_remedy(error: BaseException) -> None:
+    """`on=…` is a guess about foreign errors; one that knows better, or an order to stop, wins."""
     flaky = Flaky(error)
-    handler, _ = on_virtual_time(retry(STEADY, on=Exception)(flaky))
+    handler, _ = on_virtual_time(retry(STEADY, on=BaseException)(flaky))
     with pytest.raises(type(error)):
         handler()
     assert flaky.calls == 1

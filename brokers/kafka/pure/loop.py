@@ -19,7 +19,25 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 
 
-class CallerLoop(NetworkSelector):  # type: ignore[misc]
+class TidyLoop(NetworkSelector):  # type: ignore[misc]
+    """Closes, with itself, the sockets of connections that were only half made."""
+
+    def __init__(self, **configs: Any) -> None:
+        super().__init__(**configs)
+        self._sockets: set[socket.socket] = set()
+
+    def keep(self, connected: socket.socket) -> None:
+        """Take note of a socket; those closed meanwhile are forgotten."""
+        self._sockets = {sock for sock in self._sockets if sock.fileno() >= 0} | {connected}
+
+    def close(self) -> None:
+        """Stop, and close what is left."""
+        super().close()
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+class CallerLoop(TidyLoop):
     """Lets whoever waits for the IO thread work for it meanwhile.
 
     kafka-python calls rebalance listeners in its IO thread, where settling would block the
@@ -75,7 +93,7 @@ class CallerLoop(NetworkSelector):  # type: ignore[misc]
 
 
 class TidySocket(KafkaNetSocket):  # type: ignore[misc]
-    """Closes a socket that does not connect; kafka-python would leave that to the collector."""
+    """Leaves no socket to the garbage collector, as kafka-python would."""
 
     SCHEMES = ("holdfast",)
 
@@ -88,13 +106,14 @@ class TidySocket(KafkaNetSocket):  # type: ignore[misc]
         except BaseException:
             sock.close()
             raise
+        net.keep(sock)
         return sock
 
 
 class Network:
     """Makes kafka-python's network client and remembers it, to close it when all else fails."""
 
-    def __init__(self, loop: type[NetworkSelector] = NetworkSelector) -> None:
+    def __init__(self, loop: type[TidyLoop] = TidyLoop) -> None:
         self._loop = loop
         self._client: Any = None
 

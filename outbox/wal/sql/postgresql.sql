@@ -30,6 +30,10 @@ AND a.application_name LIKE 'holdfast-%' AND a.application_name <> :me
 SELECT CAST(pg_current_snapshot() AS text)
 -- name: log_end
 SELECT CAST(pg_current_wal_insert_lsn() AS text)
+-- name: oldest
+SELECT seq FROM holdfast_outbox ORDER BY seq LIMIT 100
+-- name: present
+SELECT seq FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq
 -- name: emit
 SELECT pg_logical_emit_message(true, :prefix, CAST(:body AS bytea))
 -- name: park_emitted
