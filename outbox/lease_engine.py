@@ -14,7 +14,7 @@ from holdfast.outbox.leases import Leases, LeaseTerms
 from holdfast.outbox.outcome import precheck, sort_out
 from holdfast.outbox.parking import Parking
 from holdfast.outbox.rows import Row, staged
-from holdfast.outbox.schema import SHARDS
+from holdfast.outbox.table_pass import TablePass
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.ports import Published, Sink
-
-_PASS = 32  # batches after which a pass starts again from the lowest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,9 @@ class Flight:
 class LeaseEngine:
     """Works on any database: relays share the shards and delete each row once published.
 
-    A pass reads upwards by `seq` while the last batch is being published. Rows that commit
-    late appear below what was read already, so every pass starts from the bottom again:
-    what is not deleted is always seen, however late it committed. Only rows that were read
-    are deleted, each by its own number.
+    A pass reads a snapshot upwards by `seq` while the last batch is being published, and
+    every pass starts from the bottom again: what is not deleted is always seen, however
+    late it committed. Only rows that were read are deleted, each by its own number.
     """
 
     name = "lease"
@@ -61,11 +58,9 @@ class LeaseEngine:
         self._parking = Parking(self._engine, clock=clock)
         self._delays = Delays(self._engine, clock=clock)
         self._sql = statements("holdfast.outbox", engine.dialect.name)
-        self._batch = batch
+        self._pass = TablePass(self._engine, self._leases, batch=batch)
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
         self._flight: Flight | None = None
-        self._after = 0
-        self._batches = 0
 
     @property
     def shards(self) -> int:
@@ -76,7 +71,7 @@ class LeaseEngine:
         """Read one batch while the one before it is being published, then settle that one."""
         try:
             done = Step()
-            if self._leases.due or self._after == 0:
+            if self._leases.due or self._pass.ended:
                 done = self._settle_flight()
                 done = done.plus(Step(published=self._begin_pass()))
             if not self._leases.owned:
@@ -90,14 +85,16 @@ class LeaseEngine:
         """Start from the lowest row; return how many released events were published."""
         if self._leases.due:
             self._leases.renew()
-        self._after, self._batches = 0, 0
+        self._pass.end()
         if not self._leases.owned:
             return 0
         self._delays.move()
-        return self._parking.refresh(self._leases, self._sink)
+        released = self._parking.refresh(self._leases, self._sink)
+        self._pass.begin()
+        return released
 
     def _advance(self, done: Step) -> Step:
-        rows = self._read()
+        rows = self._pass.read()
         done = done.plus(self._settle_flight())
         parked = 0
         if rows:
@@ -109,26 +106,13 @@ class LeaseEngine:
             messages = [staged(row) for row in rows]
             results = self._publisher.submit(self._sink.publish, messages)
             self._flight = Flight(rows, results)
-            if self._after == 0:
+            if self._pass.ended:
                 done = done.plus(self._settle_flight())
         return Step(
             published=done.published,
             parked=done.parked + parked,
             idle=not (rows or done.published or done.parked or parked),
         )
-
-    def _read(self) -> list[Row]:
-        everything = len(self._leases.owned) == SHARDS
-        where = {"after": self._after, "most": self._batch}
-        if not everything:
-            where["shards"] = self._leases.listed(self._leases.owned)  # type: ignore[assignment]
-        with self._engine.connect() as db:
-            result = db.execute(self._sql["read_all" if everything else "read"], where)
-            rows = [Row(*row) for row in result.cursor.fetchall()]
-        self._batches += 1
-        short = len(rows) < self._batch or self._batches >= _PASS
-        self._after = 0 if short else rows[-1].seq
-        return rows
 
     def _settle_flight(self) -> Step:
         """Wait for the batch in flight and delete what the broker took of it."""
@@ -160,13 +144,14 @@ class LeaseEngine:
         if flight is not None:
             flight.results.cancel()
             flight.results.exception()
-        self._after = 0
+        self._pass.end()
 
     def close(self) -> None:
         """Settle the batch in flight and give the shards back."""
         try:
             self._settle_flight()
         finally:
+            self._pass.end()
             self._publisher.shutdown()
             self._leases.release()
 

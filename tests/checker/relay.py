@@ -19,17 +19,20 @@ from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, Step
 
 def read_by_cursor(engine: Any, memory: Path) -> None:
     """Read rows by `seq > last` and remember last, as naive relays do: late commits are lost."""
-    read = engine._read
+    moving = engine._pass
+    begin, read = moving.begin, moving.read
+
+    def resume() -> None:
+        begin()
+        moving._after = int(memory.read_text()) if memory.exists() else 0
 
     def naive() -> Any:
-        last = int(memory.read_text()) if memory.exists() else 0
-        engine._after = last
         rows = read()
-        engine._after = rows[-1].seq if rows else last
-        memory.write_text(str(engine._after))
+        if rows:
+            memory.write_text(str(rows[-1].seq))
         return rows
 
-    engine._read = naive
+    moving.begin, moving.read = resume, naive
 
 
 def tell(step: Step) -> None:
@@ -49,7 +52,7 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
 
         moving = WalEngine(db, sink, terms=terms)
     else:
-        moving = LeaseEngine(db, sink, terms=terms, batch=20)
+        moving = LeaseEngine(db, sink, terms=terms, batch=4)  # small: passes of many batches
     if sabotage == "cursor":
         read_by_cursor(moving, Path(broker.partition("///")[2] + ".cursor"))
     running = Relay(moving, backoff=Backoff(first=0.05, ceiling=0.5), observer=tell)

@@ -118,6 +118,8 @@ def own_broker(own_server: TlsRabbitMQ) -> Iterator[RabbitBroker]:
 
 
 class TestConformance(BrokerConformance):
+    lanes = 3
+
     @pytest.fixture
     def url(self, rabbitmq: RabbitMQ) -> str:
         return f"{rabbitmq.url}?maturity=0"
@@ -541,6 +543,28 @@ def test_a_short_delay_does_not_wait_behind_a_long_one(broker: RabbitBroker, top
         assert [d.body for d in reader.take(1)] == [b"short"]
 
 
+def test_a_message_in_a_new_delay_is_kept_twice_until_the_delay_is_safe(
+    rabbitmq: RabbitMQ, broker: RabbitBroker, topic: str
+) -> None:
+    """RabbitMQ may forget a new queue if it is killed, so the original stays for a while."""
+    broker_at(rabbitmq.url, partitions=1, maturity=0.01).create_group(topic, "billing")
+    with FaultProxy(rabbitmq.host, rabbitmq.port) as proxy:
+        shaky = broker_at(f"amqp://guest:guest@{proxy.address}/", maturity=60)
+        with Reader(shaky, topic) as reader, sink_of(broker) as send:
+            send(topic, b"a")
+            [first] = reader.take(1)
+            reader.source.release(first, blame=True, delay=777.0)
+            reader.source.accept([first])
+            reader.source.flush()
+            proxy.cut()
+            proxy.heal()
+            _go_on(reader, lambda: len(reader.came) == 2)
+            [_, again] = reader.came
+            assert again.body == b"a"
+            reader.source.release(again, blame=True, delay=777.0)
+    assert sum(broker.lag("billing", [topic]).values()) == 0, "left in order, it is safe enough"
+
+
 def test_a_delay_longer_than_declared_is_refused(broker: RabbitBroker, topic: str) -> None:
     """The message stays with its owner."""
     with Reader(broker, topic) as reader, sink_of(broker) as send:
@@ -632,6 +656,22 @@ def test_settling_after_a_lost_connection_changes_nothing(
 def _poll_while_assigned(source: Source) -> None:
     while source.assignment():
         source.poll(1, 0.05)
+
+
+def test_a_queue_deleted_under_a_member_is_made_again(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """What was in it is gone by the operator's will; what follows comes."""
+    broker.create_topic(topic, partitions=1)
+    with Reader(broker, topic) as reader, sink_of(broker) as send:
+        reader.owns(1)
+        with plain_channel(rabbitmq) as channel:
+            channel.queue_delete(names.lane_queue(topic, "billing", 0))
+        wait_until(
+            lambda: (reader.source.poll(1, 0.05), send(topic, b"a") == [None])[1],
+            what="messages can be stored again",
+        )
+        assert reader.take(1)[0].body == b"a"
 
 
 def test_a_flush_that_cannot_know_says_so(rabbitmq: RabbitMQ, topic: str) -> None:

@@ -1,0 +1,74 @@
+"""A pass over the outbox table: batches in order, all of one moment."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from holdfast.outbox.rows import Row
+from holdfast.outbox.schema import SHARDS
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.outbox.leases import Leases
+
+_BATCHES = 32  # after so many a pass ends, so that its snapshot holds up no vacuum for long
+
+
+class TablePass:
+    """Reads the rows of our shards upwards by `seq`, as they were when the pass began.
+
+    One snapshot serves the whole pass. Without it a row that commits late, below what was
+    read already, would be passed by, and the next event of its key, committed after it,
+    would be read first. What commits during a pass waits for the next, which starts from
+    the bottom again.
+    """
+
+    def __init__(self, engine: Engine, leases: Leases, *, batch: int) -> None:
+        # SQLite numbers and commits one writer after the other: nothing commits late there,
+        # and an open snapshot would be a writer in the way.
+        self._frozen = engine.dialect.name != "sqlite"
+        self._engine = engine
+        self._leases = leases
+        self._sql = statements("holdfast.outbox", engine.dialect.name)
+        self._batch = batch
+        self._db: Connection | None = None
+        self._after = 0
+        self._batches = 0
+        self.ended = True
+
+    def begin(self) -> None:
+        """Start from the lowest row, with a new snapshot."""
+        self.end()
+        self._after, self._batches, self.ended = 0, 0, False
+        if self._frozen:
+            frozen = {"isolation_level": "REPEATABLE READ"}
+            self._db = self._engine.connect().execution_options(**frozen)
+
+    def read(self) -> list[Row]:
+        """Return the next rows; a short batch, or many of them, end the pass."""
+        everything = len(self._leases.owned) == SHARDS
+        where: dict[str, int | str] = {"after": self._after, "most": self._batch}
+        if not everything:
+            where["shards"] = self._leases.listed(self._leases.owned)
+        with self._connection() as db:
+            result = db.execute(self._sql["read_all" if everything else "read"], where)
+            rows = [Row(*row) for row in result.cursor.fetchall()]
+        self._batches += 1
+        if len(rows) < self._batch or self._batches >= _BATCHES:
+            self.end()
+        else:
+            self._after = rows[-1].seq
+        return rows
+
+    def end(self) -> None:
+        """Let the snapshot go; the next `begin` takes a new one."""
+        self.ended = True
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def _connection(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect() if self._db is None else nullcontext(self._db)
