@@ -45,7 +45,7 @@ servers: $(DEV) ## install the real servers that the tests start
 	@$(BIN)/python tests/servers/install.py
 
 test: $(DEV) servers ## install everything, start the real servers, run every test
-	$(BIN)/python -m pytest -m "not chaos" $(ARGS)
+	$(BIN)/python -m pytest -m "not chaos" -n 2 --dist loadfile $(ARGS)
 
 check: $(DEV) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -30,7 +30,21 @@ class PrivateServer(Protocol):
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the run's fleet; no server starts before a test asks for it."""
     folder = os.environ.get("HOLDFAST_SERVER_LOGS", tempfile.gettempdir())
-    config.stash[_FLEET] = Fleet(Path(folder, f"holdfast-server-logs-{os.getpid()}"))
+    run = os.environ.setdefault("HOLDFAST_TEST_RUN", str(os.getpid()))  # workers inherit it
+    config.stash[_FLEET] = Fleet(Path(folder, f"holdfast-server-logs-{run}"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a worker of a parallel run tell which servers it started."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["servers"] = session.config.stash[_FLEET].report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collect what a worker told."""
+    node.config.stash[_FLEET].report += getattr(node, "workeroutput", {}).get("servers", [])
 
 
 def pytest_terminal_summary(
