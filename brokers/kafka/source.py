@@ -95,13 +95,16 @@ class KafkaSource:
         return batch
 
     def _admit(self, runs: list[list[Delivery]], limit: int, batch: list[Delivery]) -> None:
-        """Hand out what was fetched, or keep it where its lane is paused or has a backlog."""
+        """Hand out what was fetched, or keep it where its lane is paused or the batch is full.
+
+        The backlog went first: where some of it is left, the batch is full.
+        """
         for run in runs:
             lane = run[0].lane
             state = self._lanes.get(lane)
             if state is None or state.epoch != run[0].epoch:
                 continue  # revoked while it was fetched; it comes again
-            if state.backlog or lane in self._paused or len(batch) + len(run) > limit:
+            if lane in self._paused or len(batch) + len(run) > limit:
                 state.backlog += run
                 if len(state.backlog) >= FULL and not state.choked and lane not in self._paused:
                     self._member.pause([lane])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.brokers.nats")
 
+_PLAIN = b"NATS/1.0\r\n"
 _CLOSING = 1.0  # seconds that a dead connection may take to close
 
 
@@ -46,8 +47,8 @@ def _client_class() -> Any:
     library = driver("nats.aio.client", extra="nats")
     errors = driver("nats.errors", extra="nats")
 
-    class SecureClient(library.Client):  # type: ignore[name-defined, misc]
-        """A client that does not send its password in clear when TLS was asked for."""
+    class OwnClient(library.Client):  # type: ignore[name-defined, misc]
+        """A client that sends no password in clear when TLS was asked for, and reads faster."""
 
         holdfast_secure = False
 
@@ -58,4 +59,19 @@ def _client_class() -> Any:
             command: bytes = super()._connect_command()
             return command
 
-    return SecureClient
+        async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+            # Half of what the library needs for a message is its reading of headers. Should it
+            # read them elsewhere one day, this is not called and nothing is lost but time.
+            if headers is None or not headers.startswith(_PLAIN):
+                read: dict[str, str] | None = await super()._process_headers(headers)
+                return read
+            return headers_in(headers)
+
+    return OwnClient
+
+
+def headers_in(block: bytes) -> dict[str, str]:
+    """Return the headers in *block*, which carries no status."""
+    lines = block[len(_PLAIN) :].decode("utf-8", "replace").split("\r\n")
+    split = (line.partition(":") for line in lines if line)
+    return {name.strip(): value.strip() for name, colon, value in split if colon}

@@ -19,7 +19,7 @@ from holdfast.brokers.nats.faults import refused_connection, translated
 from holdfast.errors import BrokerDown, ConfigurationError, HoldfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from nats.aio.client import Client
 
@@ -83,6 +83,11 @@ class Connection:
         """Whether the server said that it stores messages."""
         return bool(getattr(self._client, "_server_info", {}).get("jetstream"))
 
+    @property
+    def server(self) -> str:
+        """The server we are connected to; another name after each of its restarts."""
+        return str(getattr(self._client, "_server_info", {}).get("server_id", ""))
+
     def ensure(self, patience: float = 2.0) -> None:
         """Return with a connection, or raise `BrokerDown` after about *patience* seconds."""
         if self.is_up:
@@ -114,7 +119,7 @@ class Connection:
         if client is None or client.is_closed:
             raise BrokerDown(f"there is no connection to {self._address.shown}")
         try:
-            return self._result(work(client))
+            return self._result(_watched(client, work(client)))
         except HoldfastError as error:
             raise self._explained(error) from error.__cause__
         except Exception as error:
@@ -200,19 +205,22 @@ class Connection:
         return client
 
 
-async def patiently(client: Client, event: asyncio.Event, seconds: float, what: str) -> None:
-    """Return once *event* is set; raise `BrokerDown` when the connection dies or time is up."""
-    until = asyncio.get_running_loop().time() + seconds
-    while not event.is_set():
-        left = until - asyncio.get_running_loop().time()
-        if client.is_closed or left <= 0:
-            state = "the connection was lost" if client.is_closed else f"no answer in {seconds:g} s"
-            raise BrokerDown(f"{what}: {state}")
-        await _within(min(_SLICE, left), event.wait())
+async def _watched(client: Client, work: Coroutine[Any, Any, T]) -> T:
+    """Return what *work* returns; give it up when the connection dies, for it would wait on."""
+    task = asyncio.ensure_future(work)
+    is_last = False
+    while not task.done():
+        await asyncio.wait({task}, timeout=_SLICE)
+        if is_last and not task.done():
+            task.cancel()
+            raise BrokerDown("the connection was lost")
+        is_last = client.is_closed
+    return task.result()
 
 
-async def _within(seconds: float, work: Awaitable[object]) -> None:
+async def patiently(event: asyncio.Event, seconds: float, what: str) -> None:
+    """Return once *event* is set; raise `BrokerDown` when it is not within *seconds*."""
     try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        return
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError as error:
+        raise BrokerDown(f"{what}: no answer in {seconds:g} s") from error

@@ -32,8 +32,11 @@ class Ownership(msgspec.Struct, omit_defaults=True):
     owner: str | None = None
     epoch: int = 0
     """Grows with every change of owner and every seek."""
-    clean: bool = True
-    """Whether nothing was out with the last owner when it let go."""
+    left: str = ""
+    """The server that was told of everything the last owner gave back; empty if none was.
+
+    A server forgets that when it restarts, and hands out other messages first.
+    """
     seeks: int = 0
     """How often the group was moved; each move has a consumer of its own."""
     start: int | str | None = None
@@ -68,7 +71,7 @@ class Verdict:
     """What a member must do after it looked at its group."""
 
     acquired: dict[Lane, Ownership]
-    """Lanes that are now ours; `clean` says how their last owner left them."""
+    """Lanes that are now ours; `left` says how their last owner did leave them."""
     surrender: frozenset[Lane]
     """Lanes of ours that somebody else should have: settle their work, then free them."""
     lost: frozenset[Lane]
@@ -110,12 +113,12 @@ def stay(group: Group, me: Me, now: float) -> None:
     group.members[me.name] = Seat(sorted(me.topics), now + me.session)
 
 
-def free(group: Group, member: str, lanes: Mapping[Lane, bool]) -> None:
-    """Let *member* give up *lanes*; the values say whether nothing of them is still out."""
-    for lane, clean in lanes.items():
+def free(group: Group, member: str, lanes: Mapping[Lane, str]) -> None:
+    """Let *member* give up *lanes*; the values name the server that was told all of it."""
+    for lane, left in lanes.items():
         entry = group.owned(lane)
         if entry.owner == member:
-            entry.owner, entry.clean = None, clean
+            entry.owner, entry.left = None, left
             group.generation += 1
 
 
@@ -149,12 +152,12 @@ def _orphan(group: Group, members: Iterable[str]) -> None:
     gone = set(members)
     for _, entry in group.entries():
         if entry.owner in gone:
-            entry.owner, entry.clean = None, False
+            entry.owner, entry.left = None, ""
 
 
 def _take(entry: Ownership, member: str) -> Ownership:
     """Give *entry* to *member* under a new epoch; return how it was left, with that epoch."""
-    was_clean = entry.clean
-    entry.owner, entry.clean = member, False
+    left = entry.left
+    entry.owner, entry.left = member, ""
     entry.epoch += 1
-    return msgspec.structs.replace(entry, clean=was_clean)
+    return msgspec.structs.replace(entry, left=left)

@@ -58,7 +58,7 @@ class Holding:
             lane, entry.epoch, stream, name, self._lease, info["delivered"]["consumer_seq"]
         )
         out, now = info["num_ack_pending"], self._clock.monotonic()
-        if entry.clean:
+        if out and entry.left and entry.left == self._server(info):
             state.gather(out, info["delivered"]["stream_seq"], now, patiently=False)
         elif out:
             log.info("%s: waiting %g s for what its last owner had out", lane, self._lease)
@@ -124,17 +124,19 @@ class Holding:
         except (Refusal, BrokerDown) as error:
             log.warning("%s: consumer %s is left over: %s", lane, old.consumer, error)
 
-    def leave(self, lanes: Iterable[Lane]) -> dict[Lane, bool]:
-        """Give everything of *lanes* back, in order; return whether nothing is left out.
+    def leave(self, lanes: Iterable[Lane]) -> dict[Lane, str]:
+        """Give everything of *lanes* back, in order; return which server knows all of it.
 
         What was settled before is confirmed when this returns.
         """
         states = [self.lanes[lane] for lane in lanes]
         for state in states:
             self._intake.close(state)
-            self._courier.tell(state.back())
+            if back := state.back():
+                state.left_in = self._js.connection.generation
+                self._courier.tell(back)
         self._courier.flush()
-        return {state.lane: self._is_clean(state) for state in states}
+        return {state.lane: self._left(state) for state in states}
 
     def forget(self, lanes: Iterable[Lane]) -> None:
         """Drop *lanes* that were left or lost."""
@@ -175,14 +177,22 @@ class Holding:
                 "again as they come: poll, then flush again"
             )
 
-    def _is_clean(self, state: LaneState) -> bool:
-        """Whether every delivery of the consumer came to us, and so was given back."""
+    def _left(self, state: LaneState) -> str:
+        """Return the server that got back every delivery of the consumer, from us."""
         info = self._js.consumer(state.stream, state.consumer)
-        return (
-            info is not None
-            and state.phase is not Phase.HOLDING
-            and info["delivered"]["consumer_seq"] == state.last
-        )
+        if (
+            info is None
+            or state.phase is Phase.HOLDING
+            or info["delivered"]["consumer_seq"] != state.last
+            or state.left_in not in {0, self._js.connection.generation}
+        ):
+            return ""
+        return self._server(info)
+
+    def _server(self, info: Answer) -> str:
+        """Return who keeps the consumer's memory; another name once that is lost."""
+        cluster = info.get("cluster") or {}
+        return str(cluster.get("leader")) if cluster.get("name") else self._js.connection.server
 
     def _create(self, lane: Lane, entry: Ownership, stream: str, name: str) -> Answer:
         config: dict[str, Any] = {

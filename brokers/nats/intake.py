@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
 
 _NANO = 1_000_000_000
-_PLAIN_TOKENS = 9  # of a reply subject; one that names its domain has more
+_DOTS = 8  # in a reply subject; one that names its domain has more
 _GRACE = 2.0  # seconds after its end within which a request's answer may still come
 _NORMAL = ("404", "408")  # no messages; time is up
 _PASSING = ("Message Size Exceeds MaxBytes", "Batch Completed", "Server Shutdown")
@@ -155,15 +155,17 @@ class Intake:
 
 def _arrival(message: Msg, lease_until: float) -> Arrival:
     """Read $JS.ACK.<stream>.<consumer>.<count>.<position>.<number>.<time>.<more>."""
-    tokens = message.reply.split(".")
-    first = 4 if len(tokens) == _PLAIN_TOKENS else 6
-    count, position, number, time, more = tokens[first : first + 5]
+    reply = message.reply
+    if reply.count(".") == _DOTS:
+        _, count, position, number, time, more = reply.rsplit(".", 5)
+    else:  # with domain and account before, and a token of no meaning behind
+        count, position, number, time, more = reply.split(".")[6:11]
     return Arrival(
         int(position),
         int(number),
         int(count),
         int(more),
-        message.reply,
+        reply,
         int(time) / _NANO,
         lease_until,
         message,

@@ -68,6 +68,8 @@ class LaneState:
     more: int = 0
     revoked: bool = False
     """Whether the listener was told that the lane leaves."""
+    left_in: int = 0
+    """The connection by which everything was given back."""
     gone: bool = False
     """Whether somebody else owns the lane by now."""
     trouble: str = ""
@@ -116,31 +118,35 @@ class LaneState:
         self.ready = deque(a for a in self.ready if a.position <= position)
         self.gathered = [a for a in self.gathered if a.position <= position]
         self.forgotten = {p for p in self.settled if p > position}
-        if number > self.last:
+        # A server that restarted has forgotten what was given back to it, too.
+        if number > self.last or self.phase is Phase.GATHERING:
             self.hold(now)
         self.last = number
 
     def arrive(self, arrival: Arrival, now: float) -> Answer | None:
         """Take *arrival* in; return what to tell the server at once, if anything."""
-        if self.pull is not None:
-            self.pull.left -= 1
-            if self.pull.left <= 0:
+        pull, position = self.pull, arrival.position
+        if pull is not None:
+            pull.left -= 1
+            if pull.left <= 0:
                 self.pull = None
         self.more = arrival.more
-        position = arrival.position
-        if arrival.number != self.last + 1 or self.phase is Phase.HOLDING:
-            self.hold(now)
+        is_next = arrival.number == self.last + 1
         self.last = arrival.number
-        if self.phase is Phase.HOLDING:
-            return None  # it comes again when its lease has run out, as the missing ones do
-        if position in self.settled:
+        if not is_next or self.phase is Phase.HOLDING:
+            self.hold(now)  # it comes again when its lease has run out, as the missing ones do
+        elif position in self.settled:
             self.forgotten.discard(position)
-            self.owed -= 1
+            self._pay()
             return arrival.reply, ACK
-        if self.delayed and (early := self.delayed.get(position, now) - now) > 0:
+        elif self.delayed and (early := self.delayed.get(position, now) - now) > 0:
             return arrival.reply, nak_after(early)
-        if position not in self.flying or not self._is_held(arrival, now):
-            self._keep(arrival, now)
+        elif position in self.flying and self._is_held(arrival, now):
+            pass
+        elif self.phase is Phase.OPEN:
+            self.ready.append(arrival)
+        else:
+            self._collect(arrival, now)
         return None
 
     def _is_held(self, arrival: Arrival, now: float) -> bool:
@@ -151,16 +157,19 @@ class LaneState:
         flight.reply, flight.lease_until = arrival.reply, arrival.lease_until
         return True
 
-    def _keep(self, arrival: Arrival, now: float) -> None:
-        if self.phase is Phase.OPEN:
-            self.ready.append(arrival)
-            return
+    def _collect(self, arrival: Arrival, now: float) -> None:
         self.gathered.append(arrival)
-        self.owed -= arrival.count > 1
-        if self.owed <= 0:
-            self.gathering_done()
-        elif arrival.count == 1:  # new: nothing comes again at the moment
+        if arrival.count > 1:
+            self._pay()
+        else:  # new: nothing comes again at the moment
             self.nothing_comes(now)
+
+    def _pay(self) -> None:
+        """Note that one message came that was owed."""
+        if self.phase is Phase.GATHERING:
+            self.owed -= 1
+            if self.owed <= 0:
+                self.gathering_done()
 
     def nothing_comes(self, now: float) -> None:
         """Note that the server has nothing to hand out again: look later, or give it up."""

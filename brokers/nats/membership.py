@@ -160,11 +160,11 @@ class Membership:
         self.alive_until = self._asked + self._me.session
         return lanes
 
-    def free(self, lanes: Mapping[Lane, bool]) -> None:
-        """Give up *lanes*; the values say whether nothing of them is still out."""
+    def free(self, lanes: Mapping[Lane, str]) -> None:
+        """Give up *lanes*; the values name the server that was told all of it."""
         self._change(lambda group, _: groups.free(group, self.name, lanes))
 
-    def leave(self, lanes: Mapping[Lane, bool]) -> None:
+    def leave(self, lanes: Mapping[Lane, str]) -> None:
         """Give up *lanes* and the membership."""
 
         def go(group: Group, _: float) -> None:

@@ -55,7 +55,8 @@ class NatsSink:
     """Sends batches in order over one connection and waits for every confirmation.
 
     The server stores what one connection sends in the order sent. When it refuses a message,
-    later ones of that lane which are not yet on their way are not sent.
+    later ones of that lane which are not yet on their way are not sent. The first message of a
+    lane by a new connection goes alone, for that is when a server may not be ready yet.
     """
 
     def __init__(self, connection: Connection, topics: Topics, caps: Caps, timeout: float) -> None:
@@ -70,6 +71,7 @@ class NatsSink:
         self._inbox = ""
         self._set_up = 0
         self._sent = 0
+        self._proven: set[Lane] = set()
         self._batch: _Batch | None = None
         self._is_closed = False
 
@@ -124,10 +126,11 @@ class NatsSink:
                 return f"{inbox}."
 
             self._inbox = self._connection.run(listen)
+            self._proven.clear()
             self._set_up = self._connection.generation
 
     def _send(self, parcels: list[_Parcel], results: list[Published]) -> None:
-        self._batch = batch = _Batch(parcels, results, self._sent)
+        self._batch = batch = _Batch(parcels, results, self._sent, self._proven)
         self._sent += len(parcels)
         try:
             self._connection.run(lambda client: batch.send(client, self._inbox, self._timeout))
@@ -150,11 +153,14 @@ class NatsSink:
 class _Batch:
     """The messages of one `publish`, on the event loop."""
 
-    def __init__(self, parcels: list[_Parcel], results: list[Published], first: int) -> None:
+    def __init__(
+        self, parcels: list[_Parcel], results: list[Published], first: int, proven: set[Lane]
+    ) -> None:
         self.unknown: set[str] = set()
         self._parcels = parcels
         self._results = results
         self._first = first
+        self._proven = proven
         self._open = 0
         self._blocked: dict[Lane, HoldfastError] = {}
         self._moved = asyncio.Event()
@@ -171,15 +177,17 @@ class _Batch:
                     parcel.subject, parcel.payload, f"{inbox}{number}", parcel.headers
                 )
             number += 1
-            while self._open >= WINDOW:
-                await self._progress(client, timeout)
+            while self._open >= (WINDOW if parcel.lane in self._proven else 1):
+                await self._progress(timeout)
+            if parcel.lane not in self._blocked:
+                self._proven.add(parcel.lane)
         while self._open:
-            await self._progress(client, timeout)
+            await self._progress(timeout)
 
-    async def _progress(self, client: Client, timeout: float) -> None:
+    async def _progress(self, timeout: float) -> None:
         self._moved.clear()
         what = f"{self._open} messages are not confirmed"
-        await patiently(client, self._moved, timeout, what)
+        await patiently(self._moved, timeout, what)
 
     def hear(self, number: int, message: Msg) -> None:
         """Note what became of one message."""
@@ -195,6 +203,7 @@ class _Batch:
         else:
             self._results[parcel.index] = Published(error)
             self._blocked.setdefault(parcel.lane, error)
+            self._proven.discard(parcel.lane)
         self._open -= 1
         self._moved.set()
 

@@ -125,12 +125,12 @@ class Standing:
             self._listener.revoked(news)
         for lane in news:
             states[lane].revoked = True
-        clean = self.holding.leave(lanes)
+        left = self.holding.leave(lanes)
         self._announced.difference_update(lanes)
         if leave:
-            self.membership.leave(clean)
+            self.membership.leave(left)
         else:
-            self.membership.free(clean)
+            self.membership.free(left)
         self.holding.forget(lanes)
 
     async def _listen(self, client: Client) -> None:

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq.control import Control
+from holdfast.brokers.rabbitmq.failures import NotFound
 from holdfast.brokers.rabbitmq.inlet import Inlet, Stage
 from holdfast.brokers.rabbitmq.membership import Membership
 from holdfast.brokers.rabbitmq.topology import Topology
@@ -45,6 +46,8 @@ class Assignment:
         self.link = link
         self.topology = Topology(link, settings, clock)
         self.owned: dict[Lane, Inlet] = {}
+        self.has_lost_settles = False
+        """Whether lanes have gone before what was settled in them was safe."""
         self._group = group
         self._settings = settings
         self._clock = clock
@@ -81,7 +84,7 @@ class Assignment:
 
     def _join(self) -> Membership:
         self._membership = membership = Membership(
-            self.topology.control,
+            # A channel of its own: where others ask for what may be missing, answers get lost.
             Control(self.link, self._clock, self._settings.patience),
             self._group,
             self._lanes,
@@ -95,6 +98,11 @@ class Assignment:
         decided = [inlet for inlet in self._claims.values() if inlet.stage is not Stage.ASKED]
         for inlet in decided:
             del self._claims[inlet.lane]
+        for inlet in decided:
+            if inlet.failure is not None:
+                _log.warning("cannot claim %s: %s", inlet.lane, inlet.failure)
+        if any(isinstance(inlet.failure, NotFound) for inlet in decided):
+            self.topology.create_group(self._lanes, self._group)  # somebody has deleted a queue
         granted = {inlet.lane: inlet for inlet in decided if inlet.stage is Stage.OWNED}
         self.owned.update(granted)
         if granted and self._listener is not None:
@@ -111,7 +119,7 @@ class Assignment:
         """Drop *lanes*, which have gone already."""
         lanes = sorted(lanes)
         for lane in lanes:
-            del self.owned[lane]
+            self.has_lost_settles |= self.owned.pop(lane).is_unflushed
         if lanes and self._listener is not None:
             self._listener.lost(lanes)
 

@@ -90,14 +90,14 @@ class RabbitBroker:
         """Return what waits in the queues of *group*, and what sources of this object hold.
 
         RabbitMQ does not tell over AMQP what members elsewhere hold: `prefetch` messages of
-        each lane at most.
+        each lane at most. A topic that does not exist has no lanes.
         """
         with self._turn:
             topology = self._topology()
             waiting = {
                 Lane(topic, partition): topology.waiting(names.lane_queue(topic, group, partition))
                 for topic in topics
-                for partition in range(topology.lanes(topic))
+                for partition in range(topology.find(topic) or 0)
             }
         here = [source for source in self._sources if source.group == group]
         return {lane: n + sum(s.held(lane) for s in here) for lane, n in waiting.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq.failures import NotFound, Refused
+from holdfast.brokers.rabbitmq.incoming import postponed
 from holdfast.brokers.rabbitmq.outlet import Outlet, Parcel, await_batch
-from holdfast.brokers.rabbitmq.wire import postponed
 from holdfast.errors import BrokerDown
 
 if TYPE_CHECKING:

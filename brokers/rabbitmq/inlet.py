@@ -7,9 +7,10 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.rabbitmq import names, wire
+from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed
+from holdfast.brokers.rabbitmq.incoming import Incoming, content_of
 from holdfast.errors import BrokerDown, HoldfastError
 from holdfast.ids import new_id
 from holdfast.ports import Delivery
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.rabbitmq.link import Link
     from holdfast.ports import Lane
-
-
-_NO_HEADERS: dict[str, Any] = {}
 
 
 class Stage(Enum):
@@ -62,13 +60,14 @@ class Inlet:
         """Tags handed out, in order; all tags that have only arrived are higher."""
         self.deferred: dict[int, float] = {}
         """Tags of which a copy is stored where it may still be forgotten, and until when."""
-        self.is_unflushed = False
+        self._settled = self._flushed = 0
         self._name = new_id()
         self._owner = names.owner(lane.topic, group, lane.partition)
         self._link = link
         self._prefetch = prefetch
         self._notify = notify
         self._channel: Any = None
+        self._barriers: list[Answer] = []
         link.post(self._open, self._lost)
 
     @property
@@ -84,18 +83,20 @@ class Inlet:
             method, properties, body = arrived.popleft()
             tag = method.delivery_tag
             unsettled[tag] = None
-            headers = properties.headers or _NO_HEADERS
+            own, key, pairs, stamp, count, is_null = (
+                properties.content() if type(properties) is Incoming else content_of(properties)
+            )
             batch.append(
                 Delivery(
                     lane=self.lane,
                     # Without an id of its own a message cannot be recognised when it comes
                     # again; to take two alike for one would lose one of them.
-                    position=properties.message_id or f"{self._name}.{tag}",
-                    key=wire.key_of(headers),
-                    body=body or wire.body_of(headers, body),
-                    headers=wire.pairs_of(properties),
-                    timestamp=wire.stamp_of(properties),
-                    count=wire.count_of(headers),
+                    position=f"{self._name}.{tag}" if own is None else own,
+                    key=key,
+                    body=None if is_null and not body else body,
+                    headers=pairs,
+                    timestamp=stamp,
+                    count=count,
                     epoch=self.epoch,
                     receipt=(tag, properties),
                 )
@@ -110,7 +111,7 @@ class Inlet:
         tags = [tag for tag in tags if unsettled.pop(tag, 0) is None]
         if not tags:
             return
-        self.is_unflushed = True
+        self._settled += 1
         lowest = next(iter(unsettled), None)
         if lowest is None or lowest > max(tags):
             self._settle("basic_ack", max(tags), multiple=True)
@@ -136,9 +137,14 @@ class Inlet:
     def refuse(self, tag: int, *, requeue: bool) -> None:
         """Give *tag* back to the queue, or drop it for good."""
         if self.unsettled.pop(tag, 0) is None:
-            self.is_unflushed = True
+            self._settled += 1
             # Not basic.nack, which from 4.3 on does not count as a delivery.
             self._settle("basic_reject", tag, requeue=requeue)
+
+    @property
+    def is_unflushed(self) -> bool:
+        """Whether something was settled that may not be safe yet."""
+        return self._flushed < self._settled
 
     def barrier(self) -> Answer:
         """Return an answer that comes when all settling so far is in the queue's log.
@@ -148,8 +154,7 @@ class Inlet:
         this channel before.
         """
         answer = Answer()
-        self._link.post(partial(self._pass, answer), partial(self._fail, answer))
-        self.is_unflushed = False
+        self._link.post(partial(self._pass, answer, self._settled), partial(self._fail, answer))
         return answer
 
     def close(self) -> None:
@@ -193,29 +198,33 @@ class Inlet:
         if self._channel.is_open:  # else the queue has its messages back
             getattr(self._channel, method)(tag, **how)
 
-    def _pass(self, answer: Answer) -> None:
+    def _pass(self, answer: Answer, settled: int) -> None:
         if not self._channel.is_open:
             self._fail(answer)
             return
 
         def joined(frame: Any) -> None:
+            self._flushed = settled
+            self._barriers.remove(answer)
             answer.give()
             self._channel.basic_cancel(frame.method.consumer_tag, callback=_ignore)
 
-        self._channel.add_on_close_callback(lambda *_: self._fail(answer))
+        self._barriers.append(answer)
         self._channel.basic_consume(self.queue, self._received, callback=joined)
 
     def _fail(self, answer: Answer) -> None:
         answer.fail(BrokerDown(f"the channel of {self.lane} was lost before its accepts were safe"))
 
     def _leave(self) -> None:
-        if self._channel.is_open:
+        if self._channel is not None and self._channel.is_open:
             self._channel.close()
 
     def _cancelled(self, _: Any) -> None:
         self._leave()  # the queue was deleted, or its node has left
 
     def _closed(self, _: Any, reason: BaseException) -> None:
+        for answer in self._barriers:
+            self._fail(answer)
         if self.stage is not Stage.TAKEN:
             self.stage, self.failure = Stage.GONE, closed(reason)
             self._notify()

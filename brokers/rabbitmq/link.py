@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed, no_connection
+from holdfast.brokers.rabbitmq.frames import connection_class
 from holdfast.errors import BrokerDown, HoldfastError
-from holdfast.extras import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,14 +96,12 @@ class Link:
     def _serve(self) -> None:
         connection: Any = None
         try:
-            pika = driver("pika", extra="rabbitmq")
-            connection = pika.SelectConnection(
+            connection = connection_class()(
                 self._parameters,
                 on_open_callback=self._on_open,
                 on_open_error_callback=self._on_open_error,
                 on_close_callback=self._on_close,
             )
-            self._loop = connection.ioloop
             connection.ioloop.start()
         except Exception as error:  # noqa: BLE001 - whatever ends the loop ends the link
             _log.debug("the connection to %s broke off", self.address, exc_info=True)
@@ -152,7 +150,8 @@ class Link:
 
     def _hang_up(self) -> None:
         # What pika's own heartbeat does when the peer is dead; close() would wait for its answer.
-        self.connection._terminate_stream(BrokerDown("the server does not answer"))
+        if not self.connection.is_closed:
+            self.connection._terminate_stream(BrokerDown("the server does not answer"))
 
     def _note(self, failure: HoldfastError) -> None:
         if self.failure is None:

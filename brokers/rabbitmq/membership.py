@@ -37,7 +37,6 @@ class Membership:
     def __init__(
         self,
         control: Control,
-        presence: Control,
         group: str,
         lanes: Mapping[str, int],
         clock: Clock,
@@ -45,7 +44,6 @@ class Membership:
         notify: Callable[[], None],
     ) -> None:
         self._control = control
-        self._presence = presence
         self._group = group
         self._lanes = lanes
         self._clock = clock
@@ -63,10 +61,9 @@ class Membership:
 
     @property
     def patience(self) -> float:
-        """Seconds until the next survey is due."""
-        if self._counting is not None or self._looking is not None:
-            return self._pause
-        return max(self._due - self._clock.monotonic(), 0.001)
+        """Seconds until the next survey is due; an answer that is awaited comes with a notice."""
+        left = self._due - self._clock.monotonic()
+        return left if left > 0 else _CALM
 
     def survey(self, owned: Iterable[Lane]) -> Decision | None:
         """Take the survey one step on; return what to do once it is complete."""
@@ -137,7 +134,7 @@ class Membership:
 
     def _be_content(self) -> None:
         self._standing = [
-            self._presence.ask(
+            self._control.ask(
                 "basic_cancel", notify=self._notify, consumer_tag=answer.value.consumer_tag
             )
             for answer in self._hunger.values()
@@ -146,8 +143,8 @@ class Membership:
 
     def _stand(self, tally: str) -> Answer:
         """Be counted on *tally* from now on."""
-        self._declare(self._presence, tally)
-        return self._presence.ask(
+        self._tally(tally)
+        return self._control.ask(
             "basic_consume",
             notify=self._notify,
             queue=tally,
@@ -156,10 +153,7 @@ class Membership:
         )
 
     def _tally(self, name: str) -> Answer:
-        return self._declare(self._control, name)
-
-    def _declare(self, control: Control, name: str) -> Answer:
-        declare = partial(control.ask, "queue_declare", notify=self._notify)
+        declare = partial(self._control.ask, "queue_declare", notify=self._notify)
         return declare(queue=name, durable=True, arguments=names.TALLY)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.brokers.rabbitmq.failures import closed
+from holdfast.brokers.rabbitmq.frames import Press
 from holdfast.errors import BrokerDown, HoldfastError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Outlet:
         self._channel.add_on_close_callback(self._closed)
 
     def _opened(self, channel: Any) -> None:
+        self._press = Press(self.link.connection, channel)
         channel.add_on_return_callback(self._returned)
         channel.confirm_delivery(self._confirmed, callback=self._ready)
 
@@ -105,16 +107,14 @@ class Outlet:
             self._waiting.append(batch)
 
     def _publish(self, batch: Batch) -> None:
-        publish, under_way, tag = self._channel.basic_publish, self._under_way, self._tag
-        for index, (exchange, routing_key, properties, body, _) in enumerate(batch.parcels):
-            tag += 1
-            under_way[tag] = (batch, index)
-            publish(exchange, routing_key, body, properties, True)  # mandatory
-        self._tag = tag
+        first, self._tag = self._tag + 1, self._tag + len(batch.parcels)
+        for index in range(len(batch.parcels)):
+            self._under_way[first + index] = (batch, index)
+        self._press.publish(batch.parcels)
 
     def _returned(self, _: Any, __: Any, properties: Any, ___: Any) -> None:
-        headers = properties.headers or {}
-        own = properties.message_id or headers.get("cloudEvents:id")
+        full = getattr(properties, "full", properties)
+        own = full.message_id or (full.headers or {}).get("cloudEvents:id")
         for batch, index in self._under_way.values():
             if batch.parcels[index].id == own and index not in batch.refused:
                 batch.refused[index] = RETURNED

@@ -86,6 +86,8 @@ class RabbitSettings:
                 one = pika.URLParameters(urlunsplit(part))
                 if "heartbeat" not in foreign:
                     one.heartbeat = _HEARTBEAT
+                if not one.client_properties:
+                    one.client_properties = {"connection_name": "holdfast"}
                 for name, value in self.native.items():
                     setattr(one, name, value)
             except (TypeError, ValueError) as error:

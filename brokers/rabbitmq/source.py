@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq.assignment import Assignment
 from holdfast.brokers.rabbitmq.delays import Delays
+from holdfast.brokers.rabbitmq.watch import Watch
 from holdfast.errors import BrokerDown, Unsupported
 
 if TYPE_CHECKING:
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.rabbitmq.inlet import Inlet
     from holdfast.brokers.rabbitmq.line import Line
-    from holdfast.brokers.rabbitmq.link import Link
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock, Randomness
     from holdfast.ports import Delivery, Lane, Listener
 
-_log = logging.getLogger("holdfast.brokers.rabbitmq")
 _NOT_READY = 0.2
 
 
@@ -54,7 +51,7 @@ class RabbitSource:
         self._listener = listener
         self._paused: set[Lane] = set()
         self._ready = threading.Event()
-        self._wake_asked = False
+        self._woken = threading.Event()
         self._has_lost_settles = False
         self._is_closed = False
         self._turn = 0
@@ -80,14 +77,14 @@ class RabbitSource:
             if batch := self._hand_out(limit):
                 return batch
             left = until - self._clock.monotonic()
-            if left <= 0 or self._wake_asked:
-                self._wake_asked = False
+            if left <= 0 or self._woken.is_set():
+                self._woken.clear()
                 return []
             self._clock.wait(self._ready, min(left, patience))
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
-        self._wake_asked = True
+        self._woken.set()
         self._ready.set()
 
     def _notice(self) -> None:
@@ -149,8 +146,8 @@ class RabbitSource:
 
     def flush(self) -> None:
         """Return once all that was settled is safe; `BrokerDown` if some of it was lost."""
-        if self._has_lost_settles:
-            self._has_lost_settles = False
+        if self._has_lost_settles or self._assignment.has_lost_settles:
+            self._has_lost_settles = self._assignment.has_lost_settles = False
             raise BrokerDown("the connection was lost before the last accepts were safe")
         if not self._is_closed:
             self._assignment.flush(list(self._assignment.owned))
@@ -218,7 +215,7 @@ class RabbitSource:
 
     def _connect(self, within: float) -> Assignment:
         """Connect and set up the group on the broker; the lanes come with the polls."""
-        link = self._line.link(within, self._ready)
+        link = self._line.link(within, self._woken)
         assignment = Assignment(
             link,
             self.group,
@@ -230,30 +227,16 @@ class RabbitSource:
             self._notice,
         )
         self._delays = Delays(link, assignment.topology, self._settings, self._clock)
-        link.post(partial(self._watch, link))
+        link.post(Watch(link, self._settings.session, self._clock, lambda: self._polled).look)
         return assignment
 
     def _reconnect(self, within: float) -> None:
         old = self._assignment
-        self._has_lost_settles |= any(inlet.is_unflushed for inlet in old.owned.values())
         old.lose(list(old.owned))
+        self._has_lost_settles |= old.has_lost_settles
         try:
             self._assignment = self._connect(within)
         except BrokerDown:
             # Reached, but not ready: let a caller that asks again at once not do it in a spin.
-            self._clock.wait(self._ready, min(within, _NOT_READY))
+            self._clock.wait(self._woken, min(within, _NOT_READY))
             raise
-
-    def _watch(self, link: Link) -> None:
-        """Leave the group once nobody has polled for too long; runs in the link's thread."""
-        silence = self._clock.monotonic() - self._polled
-        if silence < self._settings.session:
-            later = max(self._settings.session - silence, 0.01)
-            link.connection.ioloop.call_later(later, partial(self._watch, link))
-        elif link.connection.is_open:
-            _log.warning(
-                "group %s: no poll for %.0f s; leaving, so that others get the lanes",
-                self.group,
-                silence,
-            )
-            link.connection.close()

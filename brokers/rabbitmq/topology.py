@@ -39,13 +39,21 @@ class Topology:
         """Return how many lanes *topic* has, creating it where that is allowed."""
         if (known := self._known.get(topic)) is not None:
             return known
-        lanes = self._recorded(topic)
-        if lanes is None:
+        if (lanes := self.find(topic)) is None:
             if not self._settings.auto_create:
                 raise UnknownTopic(topic, "create it with broker.create_topic(), or auto_create")
-            return self.create(topic, self._settings.partitions)
+            lanes = self.create(topic, self._settings.partitions)
         self._known[topic] = lanes
         return lanes
+
+    def find(self, topic: str) -> int | None:
+        """Return the lanes of *topic*; None if it does not exist, or not completely."""
+        names.lanes(topic)  # refuses what is too long before pika breaks over it
+        try:
+            self.control.call("exchange_declare", exchange=topic, passive=True)
+            return self._count(topic)
+        except NotFound:
+            return None
 
     def create(self, topic: str, partitions: int) -> int:
         """Make sure that *topic* exists, and return how many lanes it has.
@@ -57,7 +65,6 @@ class Topology:
             raise ConfigurationError(f"partitions={partitions}: use 1 to {_MOST_LANES}")
         lanes = partitions if self._is(topic, partitions) else self._count(topic)
         self.control.call("exchange_declare", exchange=topic, durable=True)
-        self._known[topic] = lanes
         return lanes
 
     def create_group(self, topics: Iterable[str], group: str) -> dict[str, int]:
@@ -128,15 +135,6 @@ class Topology:
         except NotFound:
             return False
         return True
-
-    def _recorded(self, topic: str) -> int | None:
-        """Return the lanes of *topic*; None if it does not exist, or not completely."""
-        names.lanes(topic)  # refuses what is too long before pika breaks over it
-        try:
-            self.control.call("exchange_declare", exchange=topic, passive=True)
-            return self._count(topic)
-        except NotFound:
-            return None
 
     def _count(self, topic: str) -> int:
         """Return the number of lanes.

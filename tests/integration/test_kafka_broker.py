@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.brokers.kafka import KafkaBroker
 from holdfast.brokers.kafka.lane import FULL, LaneState
+from holdfast.brokers.kafka.settings import KafkaSettings
+from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
     BrokerDown,
@@ -435,6 +438,38 @@ def test_what_the_listener_raises_comes_out_of_poll(broker: KafkaBroker, topic: 
     source.close()
 
 
+class _Prompt:
+    """A client that assigns a lane and has its first record in one and the same call."""
+
+    def __init__(self, rebalance: Any) -> None:
+        self._rebalance = rebalance
+        self._is_new = True
+
+    def fetch(self, limit: int, timeout: float, lanes: dict[Lane, LaneState]) -> Any:
+        if not self._is_new:
+            return []
+        self._is_new = False
+        self._rebalance.assigned([LANE])
+        return [[msgspec.structs.replace(_delivery(0), epoch=lanes[LANE].epoch)]]
+
+    def commit(self, offsets: dict[Lane, int], seconds: float) -> None:
+        """Take anything."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def test_what_was_fetched_while_the_listener_raised_is_not_lost() -> None:
+    """It comes with the next poll."""
+    settings = KafkaSettings(servers=("127.0.0.1:9092",))
+    native: Any = (_Prompt, None, "g", None, SYSTEM_CLOCK, settings)
+    source = KafkaSource(*native, _Hearing(LookupError("from the listener")))
+    with pytest.raises(LookupError):
+        source.poll(10, 0.0)
+    assert [delivery.position for delivery in source.poll(10, 0.0)] == [0]
+    source.close()
+
+
 def _poll_for_ever(source: Source) -> None:
     until = SYSTEM_CLOCK.monotonic() + 20
     while SYSTEM_CLOCK.monotonic() < until:
@@ -474,6 +509,89 @@ def _members(server: Kafka, group: str) -> list[Any]:
     admin = AdminClient({"bootstrap.servers": server.address})
     [answer] = admin.describe_consumer_groups([group]).values()
     return list(answer.result().members)
+
+
+def test_settling_what_was_handed_out_again_since_changes_nothing(
+    broker: KafkaBroker, topic: str
+) -> None:
+    """Neither after a release nor after a seek does the old delivery settle the new one."""
+    group = "g-" + topic
+    _publish(broker, [Message.new(topic, b"a", key=b"k")])
+    source = broker.source([topic], group=group)
+    [first] = _take(source, 1)
+    source.release(first, blame=False)
+    [second] = _take(source, 1)
+    source.accept([first])
+    source.flush()
+    assert sum(broker.lag(group, [topic]).values()) == 1
+    source.seek(second.lane, offset=0)
+    [third] = _take(source, 1)
+    source.seek(second.lane, offset=0)
+    [fourth] = _take(source, 1)
+    source.accept([second, third])
+    source.flush()
+    assert sum(broker.lag(group, [topic]).values()) == 1
+    source.accept([fourth])
+    source.flush()
+    assert sum(broker.lag(group, [topic]).values()) == 0
+    source.close()
+
+
+def test_what_is_accepted_while_a_lane_leaves_is_committed_before_it_leaves(
+    broker: KafkaBroker, topic: str, scheme: str, closing: ExitStack
+) -> None:
+    """Without a flush of the listener's own, and through the other member's rebalance."""
+    group = "g-" + topic
+    _publish(broker, _messages(topic, 40))
+    held: list[Delivery] = []
+
+    class Settling(_Hearing):
+        def revoked(self, lanes: Iterable[Lane]) -> None:
+            first.accept(held)
+
+    first = broker.source([topic], group=group, listener=Settling(), **QUICK[scheme])
+    closing.callback(first.close)
+    held += _take(first, 40)
+    second = broker.source([topic], group=group, **QUICK[scheme])
+    closing.callback(second.close)
+    came: list[Delivery] = []
+
+    def is_shared() -> bool:
+        came.extend(first.poll(50, 0.05) + second.poll(50, 0.05))
+        return len(first.assignment()) == len(second.assignment()) == 2
+
+    wait_until(is_shared, deadline=20, what="both have two lanes", every=0.0)
+    assert sum(broker.lag(group, [topic]).values()) == 0
+    assert came == []
+
+
+def test_a_lane_paused_through_a_rebalance_fetches_nothing(
+    broker: KafkaBroker, scheme: str, closing: ExitStack
+) -> None:
+    """The client is told again, so a long pause does not fill the memory."""
+    topic = _topic(broker, partitions=2)
+    group = "g-" + topic
+    first = broker.source([topic], group=group, **QUICK[scheme])
+    closing.callback(first.close)
+    second = broker.source([topic], group=group, **QUICK[scheme])
+
+    def is_shared(*counts: int) -> bool:
+        sources = (first, second)[: len(counts)]
+        assert not any(source.poll(1, 0.05) for source in sources)
+        return tuple(len(source.assignment()) for source in sources) == counts
+
+    wait_until(lambda: is_shared(1, 1), deadline=20, what="each has a lane", every=0.0)
+    lanes = [Lane(topic, 0), Lane(topic, 1)]
+    first.pause(lanes)
+    second.close()
+    wait_until(lambda: is_shared(2), deadline=20, what="the first has both", every=0.0)
+    _publish(broker, _messages(topic, 50))
+    for _ in range(10):
+        assert first.poll(50, 0.05) == []
+    states = first._lanes.values()  # type: ignore[attr-defined]
+    assert [len(state.backlog) for state in states] == [0, 0]
+    first.resume(lanes)
+    assert len(_take(first, 50)) == 50
 
 
 def test_a_message_released_for_ever_does_not_fill_the_memory(broker: KafkaBroker) -> None:

@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.brokers.nats import NatsBroker
+from holdfast.brokers.nats.flight import Arrival
+from holdfast.brokers.nats.lane import LaneState
 from holdfast.brokers.nats.names import name_of, token
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
@@ -31,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.message import REPLAY_HEADER, Message
+from holdfast.ports import Lane
 from holdfast.testing import FaultProxy, check_nothing_lost, check_order_per_key, wait_until
 from holdfast.testing.conformance import BrokerConformance
 from holdfast.urls import BrokerUrl
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
-    from holdfast.ports import Broker, Delivery, Lane, Sink, Source
+    from holdfast.ports import Broker, Delivery, Sink, Source
     from tests.servers.fixtures import PrivateServer
 
 SESSION = 0.8
@@ -331,6 +334,28 @@ def test_what_a_dead_member_held_comes_before_what_follows_it(
                 dying.close()
 
 
+def test_a_server_that_is_late_is_waited_for() -> None:
+    """New messages wait until all that is out has come again, or for half a lease and more."""
+
+    def arrival(position: int, number: int, count: int) -> Arrival:
+        return Arrival(position, number, count, 0, "reply", 0.0, 100.0, None)
+
+    def lane() -> LaneState:
+        state = LaneState(Lane("t", 0), 1, "t", "g_0", 10.0, 0)
+        state.gather(1, 5, now=0.0, patiently=True)
+        state.arrive(arrival(6, 1, count=1), now=0.1)
+        assert list(state.take(9, now=0.2)) == []
+        return state
+
+    late, never = lane(), lane()
+    late.arrive(arrival(5, 2, count=2), now=0.3)
+    assert [came.position for came, _ in late.take(9, now=0.4)] == [5, 6]
+    never.nothing_comes(now=5.9)
+    assert list(never.take(9, now=5.9)) == []
+    never.nothing_comes(now=6.1)
+    assert [came.position for came, _ in never.take(9, now=6.1)] == [6]
+
+
 def _waiting(server: Nats, topic: str) -> int:
     async def ask(client: Client) -> int:
         info = await client.jetstream().consumer_info(topic, "g_0")
@@ -445,6 +470,28 @@ def test_silence_is_never_taken_for_success(
     assert bodies(take(source, 200)) == [message.payload for message in batch]
 
 
+def test_nobody_waits_for_the_answer_of_a_dead_connection(proxy: FaultProxy, topic: str) -> None:
+    """`BrokerDown` comes with the loss, not when the patience with the server ends."""
+    with closing(connect(f"nats://{proxy.address}", timeout=60.0)) as distant:
+        distant.create_topic(topic)
+        proxy.black_hole()
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                distant.lag("g", [topic])
+            except BrokerDown as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join(0.2)
+        assert asking.is_alive()
+        proxy.cut()
+        asking.join(10)
+        assert errors
+
+
 def test_a_lost_connection_loses_no_lane_and_no_order(
     proxy: FaultProxy, broker: NatsBroker, sink: Sink, topic: str
 ) -> None:
@@ -522,6 +569,25 @@ def test_what_was_accepted_stays_accepted_over_a_crash_of_the_server(
         assert bodies(take(source, 1)) == [b"last"]
         wait_until(lambda: source.poll(1, 0.05) or source.flush() is None, what="all is settled")
         assert broker.lag("g", ["t"]) == {("t", 0): 1}
+
+
+def test_what_was_given_back_comes_first_even_if_the_server_forgot_it(
+    private_server: PrivateServer,
+) -> None:
+    """A restart between two owners makes the second wait for what the first one gave back."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url)) as broker,
+        closing(broker.sink()) as sink,
+    ):
+        publish(sink, "t", b"1", b"2")
+        first = broker.source(["t"], group="g")
+        take(first, 2)
+        first.close()
+        server.restart()
+        wait_until(lambda: publish(sink, "t", b"3"), what="the server is back")
+        with closing(broker.source(["t"], group="g")) as second:
+            assert bodies(take(second, 3)) == [b"1", b"2", b"3"]
 
 
 def test_closing_without_a_server_says_so_and_leaves_nothing_behind(
@@ -718,6 +784,22 @@ def test_a_full_topic_refuses_and_forgets_nothing(
         source.accept(deliveries)
         came += bodies(deliveries)
     assert came == stored
+
+
+def test_a_lane_that_is_not_ready_is_tried_with_one_message(nats: Nats, topic: str) -> None:
+    """Else those sent while it becomes ready would be stored before those sent earlier."""
+
+    async def create(client: Client) -> None:
+        lacking = {"name": topic, "subjects": [f"{topic}.0"], "metadata": {"holdfast-lanes": "1"}}
+        await client.jetstream().add_stream(**lacking, duplicate_window=120)
+        await client.jetstream().update_stream(**(lacking | {"subjects": [f"{topic}.9"]}))
+
+    raw(nats.url, create)
+    with closing(connect(nats.url)) as broker, closing(broker.sink()) as sink:
+        results = sink.publish([Message.new(topic, b"%d" % n, key=b"k") for n in range(50)])
+    first, *others = (str(result.error) for result in results)
+    assert first.startswith("NATS has no stream")
+    assert all("stay behind" in error for error in others)
 
 
 def test_a_topic_is_not_made_where_that_is_not_allowed(nats: Nats, topic: str) -> None:

@@ -16,8 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.brokers.rabbitmq import RabbitBroker, names
+from holdfast.brokers.rabbitmq.inlet import Inlet, Stage
+from holdfast.brokers.rabbitmq.link import Link
+from holdfast.brokers.rabbitmq.settings import RabbitSettings
 from holdfast.brokers.rabbitmq.sharing import Balance, Standing
-from holdfast.brokers.rabbitmq.topology import delay_step
+from holdfast.brokers.rabbitmq.topology import Topology, delay_step
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
     BrokerDown,
     ConfigurationError,
@@ -29,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.message import Message
+from holdfast.ports import Lane
 from holdfast.testing.conformance import BrokerConformance
 from holdfast.testing.observed import check_nothing_lost, check_order_per_key
 from holdfast.testing.proxy import FaultProxy
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from holdfast.ports import Broker, Delivery, Lane, Source
+    from holdfast.ports import Broker, Delivery, Source
     from tests.servers.fleet import Fleet
     from tests.servers.processes import Command
 
@@ -337,22 +342,40 @@ def test_a_topic_deleted_under_a_sink_is_unknown_or_made_again(
 
 def test_all_processes_agree_on_the_number_of_lanes(rabbitmq: RabbitMQ, topic: str) -> None:
     """Whoever creates a topic at the same time with other numbers gets the same one."""
-    brokers = [broker_at(rabbitmq.url, partitions=n) for n in range(1, 7)]
-    start = threading.Barrier(len(brokers))
+    settings = RabbitSettings()
+    [parameters] = settings.parameters(BrokerUrl.parse(rabbitmq.url))
+    links = [Link(parameters, SYSTEM_CLOCK) for _ in range(6)]
+    start = threading.Barrier(len(links))
+    counts: list[int] = []
 
-    def create(n: int) -> None:
+    def create(number: int, link: Link) -> None:
+        topology = Topology(link, settings, SYSTEM_CLOCK)
         start.wait()
-        brokers[n].create_topic(topic, partitions=n + 1)
+        counts.append(topology.create(topic, number))
 
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(len(brokers))]
+    threads = [threading.Thread(target=create, args=pair) for pair in enumerate(links, start=1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    counts = {len(broker.lag("billing", [topic])) for broker in brokers}
-    assert len(counts) == 1
-    for broker in brokers:
-        broker.close()
+    late = Topology(links[0], settings, SYSTEM_CLOCK)
+    assert {*counts, late.lanes(topic)} == {counts[0]}
+    assert len(counts) == len(links)
+    for link in links:
+        link.close()
+
+
+def test_a_number_of_lanes_that_somebody_tampered_with_is_found_again(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """The messages in the queue are a hint; its argument, which nobody can change, decides."""
+    broker.create_topic(topic, partitions=5)
+    with plain_channel(rabbitmq) as channel:
+        channel.basic_get(names.lanes(topic), auto_ack=True)
+        assert len(broker.lag("billing", [topic])) == 5
+        channel.queue_purge(names.lanes(topic))
+        assert len(broker.lag("billing", [topic])) == 5
+        assert channel.queue_declare(names.lanes(topic), passive=True).method.message_count == 5
 
 
 def test_names_with_separators_never_meet() -> None:
@@ -422,6 +445,42 @@ def test_members_that_only_count_come_to_fair_shares(
     total = sum(lanes)
     assert sum(map(len, owned)) == len(set().union(*owned)) == total
     assert min(map(len, owned)) >= total // members
+
+
+def test_a_lane_has_one_owner_even_among_members_that_do_not_look(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """A claim to an owned lane is refused; of two at once at most one is granted."""
+    broker.create_topic(topic, partitions=1)
+    broker.create_group(topic, "billing")
+    url = BrokerUrl.parse(rabbitmq.url)
+    [parameters] = RabbitSettings().parameters(url)
+    links = [Link(parameters, SYSTEM_CLOCK) for _ in range(2)]
+
+    def claim(link: Link) -> Inlet:
+        return Inlet(link, Lane(topic, 0), "billing", 1, 10, lambda: None)
+
+    def decided(*inlets: Inlet) -> list[Stage]:
+        wait_until(lambda: all(inlet.stage is not Stage.ASKED for inlet in inlets))
+        return [inlet.stage for inlet in inlets]
+
+    def won() -> Inlet | None:
+        inlet = claim(links[0])
+        if decided(inlet) == [Stage.OWNED]:
+            return inlet
+        inlet.close()
+        return None
+
+    for _ in range(5):
+        both = [claim(link) for link in links]
+        assert decided(*both).count(Stage.OWNED) <= 1
+        for inlet in both:
+            inlet.close()
+        wait_until(won, what="the lane is free again").close()
+    wait_until(won, what="the lane is free again")
+    assert decided(claim(links[1])) == [Stage.TAKEN]
+    for link in links:
+        link.close()
 
 
 def test_a_member_that_does_not_poll_loses_its_lanes_after_the_session(
@@ -637,6 +696,8 @@ def test_settling_after_a_lost_connection_changes_nothing(
             proxy.cut()
             with pytest.raises(BrokerDown):
                 _poll_while_assigned(reader.source)
+            with pytest.raises(BrokerDown, match="before the last accepts were safe"):
+                reader.source.flush()
             proxy.heal()
             for settle in (reader.source.reject, lambda d: reader.source.accept([d])):
                 settle(old[1])
@@ -674,19 +735,24 @@ def test_a_queue_deleted_under_a_member_is_made_again(
         assert reader.take(1)[0].body == b"a"
 
 
-def test_a_flush_that_cannot_know_says_so(rabbitmq: RabbitMQ, topic: str) -> None:
-    """Accepts that went down with their connection are not reported as safe."""
+def test_a_flush_that_cannot_know_says_so(
+    rabbitmq: RabbitMQ, broker: RabbitBroker, topic: str
+) -> None:
+    """It returns once the broker has the accepts, and not before."""
     with FaultProxy(rabbitmq.host, rabbitmq.port) as proxy:
         shaky = broker_at(f"amqp://guest:guest@{proxy.address}/?partitions=1")
-        with Reader(shaky, topic) as reader, sink_of(shaky) as send:
+        with Reader(shaky, topic, patience=0.3) as reader, sink_of(broker) as send:
             send(topic, b"a")
             held = reader.take(1)
             proxy.black_hole()
             reader.source.accept(held)
-            proxy.cut()
-            with pytest.raises(BrokerDown):
-                reader.source.flush()
+            for _ in range(2):
+                with pytest.raises(BrokerDown, match="not answered"):
+                    reader.source.flush()
             proxy.heal()
+            reader.source.flush()
+    with Reader(broker, topic) as other:
+        assert other.source.poll(1, 0.5) == []
 
 
 def test_a_silent_server_is_an_outage_within_the_patience(rabbitmq: RabbitMQ, topic: str) -> None:
@@ -703,6 +769,8 @@ def test_a_silent_server_is_an_outage_within_the_patience(rabbitmq: RabbitMQ, to
             wait_until(lambda: send(topic, b"1", b"2", b"3") == [None] * 3, what="it goes on")
             bodies = [d.body for d in reader.take(6)]
             assert list(dict.fromkeys(bodies)) == [b"0", b"1", b"2", b"3"]
+            bodies += [d.body for d in reader.source.poll(9, 0.3)]
+            assert len(bodies) == 6, "what cannot be sent piled up"
 
 
 def test_a_flushed_accept_survives_the_death_of_the_server(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 _RETRY_SECONDS = 0.05
+_DRAIN = 10_000
 _PASSING = frozenset((
     KafkaError.REBALANCE_IN_PROGRESS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR, KafkaError._WAIT_COORD,
@@ -241,9 +244,22 @@ class ConfluentMember:
         return self._ends.get(lane)
 
     def close(self) -> None:
-        """Leave the group and close the client."""
-        with translated("closing"):
-            self._client.close()
+        """Leave the group and close the client, within the bound.
+
+        librdkafka waits for ever when it closes with a rebalance unheard, so what is there
+        is heard first; should one come in between, the client is left to itself.
+        """
+        with suppress(KafkaException):
+            self._client.pause(self._client.assignment())
+            while self._client.consume(_DRAIN, 0):
+                pass
+        closing = threading.Thread(
+            target=self._client.close, name="holdfast-kafka-close", daemon=True
+        )
+        closing.start()
+        closing.join(self._seconds)
+        if closing.is_alive():
+            _log.error("the Kafka client does not close within %g s and is left", self._seconds)
 
 
 def _lanes(parts: list[TopicPartition]) -> list[Lane]:

@@ -59,6 +59,9 @@ class ConfluentProducer:
         self._clock = clock
         self._limit = int(configs.get("message.max.bytes", MAX_MESSAGE))
         self._lanes = _Lanes()
+        self._reports: list[partial[None]] = []
+        self._results: list[Published] = []
+        self._failures: list[tuple[int, KafkaError]] = []
         with translated("making a Kafka producer"):
             self._client = Producer(configs)
             if "transactional.id" in configs:
@@ -66,26 +69,17 @@ class ConfluentProducer:
 
     def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
         """Hand all to librdkafka, then wait for the report of each."""
-        results = [_UNSENT] * len(messages)
-        failures: list[tuple[int, KafkaError]] = []
-        lanes, client = self._lanes, self._client
-
-        def report(index: int, error: KafkaError | None, record: Any) -> None:
-            if error is None:
-                lane = lanes[record.topic()][record.partition()]
-                results[index] = Published(None, lane, record.offset())
-            else:
-                failures.append((index, error))
-
-        produce = client.produce
+        self._results = results = [_UNSENT] * len(messages)
+        self._failures = failures = []
+        produce, reports = self._client.produce, self._reports_for(len(messages))
         for index, message in enumerate(messages):
             try:
                 produce(
-                    message.topic, message.payload, message.key, -1, partial(report, index),
+                    message.topic, message.payload, message.key, -1, reports[index],
                     None, 0, list(to_wire(message)),
                 )  # fmt: skip
             except BufferError:
-                self._produce_late(message, partial(report, index), until)
+                self._produce_late(message, reports[index], until)
             except KafkaException as error:
                 failures.append((index, error.args[0]))
             except InvalidMessage as error:
@@ -93,7 +87,25 @@ class ConfluentProducer:
         self._wait(until)
         for index, failure in failures:
             results[index] = Published(error=self._fault(failure, messages[index]))
+        self._results = []
         return results
+
+    def _reports_for(self, count: int) -> list[partial[None]]:
+        """Return a callback per index: librdkafka's reports do not say which message it was.
+
+        They are kept from batch to batch. Thousands of new ones each time would make the
+        garbage collector walk through the whole program every few batches.
+        """
+        for index in range(len(self._reports), count):
+            self._reports.append(partial(self._report, index))
+        return self._reports
+
+    def _report(self, index: int, error: KafkaError | None, record: Any) -> None:
+        if error is None:
+            lane = self._lanes[record.topic()][record.partition()]
+            self._results[index] = Published(None, lane, record.offset())
+        else:
+            self._failures.append((index, error))
 
     def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
         """Produce although the queue is full: wait for room, and serve reports meanwhile."""
@@ -163,8 +175,10 @@ class ConfluentProducer:
             self._client.flush(1.0)
         except:  # noqa: E722 - see `_serve`; what is broken is gone now
             _log.debug("dropping a producer: %s", sys.exc_info()[1])
+        self._reports.clear()  # they refer to this object, and it to the client
         del self._client
 
     def close(self) -> None:
         """Close; nothing is outstanding."""
+        self._reports.clear()
         self._client.close()
