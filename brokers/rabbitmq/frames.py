@@ -1,8 +1,8 @@
-"""The frames that pika spends most of its time on, made and read here.
+"""What is done here in pika's place; all access to its inner parts is in this module.
 
 Publishing through pika makes three objects and three system calls per message; reading, it
-decodes every header whether anybody looks at it or not. Where pika has not the two methods
-that this hooks into, everything goes through pika alone, only more slowly.
+decodes every header whether anybody looks at it or not. Where a pika has not the methods that
+this hooks into, everything goes through pika alone, only more slowly.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.rabbitmq.incoming import Incoming
 from holdfast.brokers.rabbitmq.wire import Properties
+from holdfast.errors import BrokerDown
 from holdfast.extras import driver
 
 if TYPE_CHECKING:
@@ -52,6 +53,23 @@ def connection_class() -> Any:
         return end, frame.Header(channel, length, Incoming(data[_lead.size : end - 1]))
 
     return type("Connection", (base,), {"_read_frame": read_frame})
+
+
+def close_without_cancelling(channel: Any) -> None:
+    """Close *channel* so that its messages are back in their queue before anybody gets more.
+
+    pika cancels the consumers first. A quorum queue then goes on with the next consumer while
+    the messages of the cancelled one are still out: they would come after younger ones.
+    """
+    if hasattr(channel, "_cancelled") and hasattr(channel, "_consumers"):
+        channel._cancelled.update(channel._consumers)
+    channel.close()
+
+
+def hang_up(connection: Any) -> None:
+    """Drop *connection* at once, as pika does when no heartbeat comes; close() would wait."""
+    if not connection.is_closed:
+        connection._terminate_stream(BrokerDown("the server does not answer"))
 
 
 class Press:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed
+from holdfast.brokers.rabbitmq.frames import close_without_cancelling
 from holdfast.brokers.rabbitmq.incoming import Incoming, content_of
 from holdfast.errors import BrokerDown, HoldfastError
 from holdfast.ids import new_id
@@ -171,6 +172,7 @@ class Inlet:
         self._channel.add_on_close_callback(self._closed)
 
     def _opened(self, channel: Any) -> None:
+        self._link.farewells.add(self._leave)
         channel.add_on_cancel_callback(self._cancelled)
         channel.basic_qos(prefetch_count=self._prefetch)
         declare = partial(channel.queue_declare, self._owner, durable=True, arguments=names.TALLY)
@@ -217,12 +219,13 @@ class Inlet:
 
     def _leave(self) -> None:
         if self._channel is not None and self._channel.is_open:
-            self._channel.close()
+            close_without_cancelling(self._channel)
 
     def _cancelled(self, _: Any) -> None:
         self._leave()  # the queue was deleted, or its node has left
 
     def _closed(self, _: Any, reason: BaseException) -> None:
+        self._link.farewells.discard(self._leave)
         for answer in self._barriers:
             self._fail(answer)
         if self.stage is not Stage.TAKEN:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed, no_connection
-from holdfast.brokers.rabbitmq.frames import connection_class
+from holdfast.brokers.rabbitmq.frames import connection_class, hang_up
 from holdfast.errors import BrokerDown, HoldfastError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Link:
         self.failure: HoldfastError | None = None
         """Why the link has ended; None while it lives."""
         self.connection: Any = None
+        self.farewells: set[Callable[[], None]] = set()
+        """What is to be done before the connection is closed; the link's thread alone uses it."""
         self._parameters = parameters
         self._jobs: deque[tuple[Callable[[], None], Callable[[], None] | None]] = deque()
         self._soon: set[Callable[[], None]] = set()
@@ -72,7 +74,7 @@ class Link:
     def close(self) -> None:
         """Close the connection in order, or at once if the server does not answer."""
         if self.connection is not None and self.is_alive:
-            self.post(self._say_goodbye)
+            self.post(self.say_goodbye)
             self._thread.join(_FAREWELL)
             self.post(self._hang_up)
         self._thread.join(_FAREWELL)
@@ -144,14 +146,15 @@ class Link:
                 if lost is not None:
                     lost()
 
-    def _say_goodbye(self) -> None:
+    def say_goodbye(self) -> None:
+        """Close the connection, and before that what wants to be closed in a way of its own."""
         if self.connection.is_open:
+            for farewell in tuple(self.farewells):
+                farewell()
             self.connection.close()
 
     def _hang_up(self) -> None:
-        # What pika's own heartbeat does when the peer is dead; close() would wait for its answer.
-        if not self.connection.is_closed:
-            self.connection._terminate_stream(BrokerDown("the server does not answer"))
+        hang_up(self.connection)
 
     def _note(self, failure: HoldfastError) -> None:
         if self.failure is None:

@@ -38,4 +38,4 @@ class Watch:
             connection.ioloop.call_later(max(self._session - silence, _SHORTEST), self.look)
         elif connection.is_open:
             _log.warning("no poll for %.0f s: leaving the group, so that others go on", silence)
-            connection.close()
+            self._link.say_goodbye()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pika
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.brokers.rabbitmq import RabbitBroker, names
@@ -342,14 +342,14 @@ def test_a_topic_deleted_under_a_sink_is_unknown_or_made_again(
 
 def test_all_processes_agree_on_the_number_of_lanes(rabbitmq: RabbitMQ, topic: str) -> None:
     """Whoever creates a topic at the same time with other numbers gets the same one."""
-    settings = RabbitSettings()
-    [parameters] = settings.parameters(BrokerUrl.parse(rabbitmq.url))
+    plain = RabbitSettings()
+    [parameters] = plain.parameters(BrokerUrl.parse(rabbitmq.url))
     links = [Link(parameters, SYSTEM_CLOCK) for _ in range(6)]
     start = threading.Barrier(len(links))
     counts: list[int] = []
 
     def create(number: int, link: Link) -> None:
-        topology = Topology(link, settings, SYSTEM_CLOCK)
+        topology = Topology(link, plain, SYSTEM_CLOCK)
         start.wait()
         counts.append(topology.create(topic, number))
 
@@ -358,7 +358,7 @@ def test_all_processes_agree_on_the_number_of_lanes(rabbitmq: RabbitMQ, topic: s
         thread.start()
     for thread in threads:
         thread.join()
-    late = Topology(links[0], settings, SYSTEM_CLOCK)
+    late = Topology(links[0], plain, SYSTEM_CLOCK)
     assert {*counts, late.lanes(topic)} == {counts[0]}
     assert len(counts) == len(links)
     for link in links:
@@ -397,6 +397,7 @@ def test_a_name_too_long_for_amqp_is_refused(broker: RabbitBroker) -> None:
 # -- sharing ---------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     lanes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     members=st.integers(1, 6),
@@ -481,6 +482,28 @@ def test_a_lane_has_one_owner_even_among_members_that_do_not_look(
     assert decided(claim(links[1])) == [Stage.TAKEN]
     for link in links:
         link.close()
+
+
+@pytest.mark.parametrize("way", ["closes", "is silent"])
+def test_a_lane_goes_on_in_order_when_its_owner(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str, way: str
+) -> None:
+    """What it held comes before what was never delivered, even to one who waits already."""
+    broker.create_topic(topic, partitions=1)
+    with Reader(broker, topic, prefetch=3, session=0.5) as owner, sink_of(broker) as send:
+        send(topic, *(b"%d" % n for n in range(6)))
+        owner.take(1)
+        with plain_channel(rabbitmq) as channel:
+            came: list[bytes] = []
+            queue = names.lane_queue(topic, "billing", 0)
+            channel.basic_consume(queue, lambda *given: came.append(given[3]))
+            if way == "closes":
+                owner.source.close()
+            wait_until(
+                lambda: (channel.connection.process_data_events(0.01), len(came) >= 6)[1],
+                what="all messages come",
+            )
+        assert came == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_a_member_that_does_not_poll_loses_its_lanes_after_the_session(
@@ -583,6 +606,7 @@ def test_headers_keep_their_order_over_redeliveries_and_delays(
 # -- delays ----------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=0.0, max_value=28 * 86_400.0))
 def test_a_delay_is_rounded_up_by_a_quarter_at_most(seconds: float) -> None:
     """No delay is cut short, and few queues serve all."""
