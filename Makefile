@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
-PACKAGES := brokers circuit cli consumer core idempotency outbox retry testing
+PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry testing
 # Importing `outbox` from the root would make a second copy of holdfast.outbox.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

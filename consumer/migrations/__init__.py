@@ -1,0 +1,1 @@
+"""The history of the consumer tables, as Alembic revisions of the branch `consumer`."""

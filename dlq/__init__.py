@@ -1,0 +1,1 @@
+"""Dead letters: captured whole, grouped by cause, triaged, and replayed safely."""

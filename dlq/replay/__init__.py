@@ -1,0 +1,1 @@
+"""Replay plans: a frozen manifest, sent carefully, confirmed by the consumer."""
