@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -10,6 +13,16 @@ if TYPE_CHECKING:
     import pytest
 
 pytest_plugins = ["tests.servers.fixtures"]
+
+# A busy machine is no counterexample; in CI every run tries the same examples.
+settings.register_profile(
+    "holdfast",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("holdfast")
 
 # A parallel run hands these out first, so that no worker ends long after the others.
 SLOWEST = (
