@@ -55,7 +55,7 @@ check: $(DEV) ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(DEV) servers ## measure against peers and raw floors (ONLY=name for one)
+bench: $(DEV) servers ## measure against peers and raw floors (ONLY=core,redis for some)
 	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
 
 chaos: $(DEV) servers ## the long fault runs
