@@ -161,8 +161,10 @@ class MembershipPromises:
         stage.until(lambda: bodies <= set(second.bodies), second, what="all work comes")
 
     def test_unsettled_work_of_a_lane_that_stays_is_not_skipped(self, stage: Stage) -> None:
-        """After a rebalance it can still be settled, or it comes again: by itself where the
-        lane was revoked and came back, upon a release where it never left."""
+        """After a rebalance it can still be settled, or it comes again.
+
+        By itself where the lane was revoked and came back, upon a release where it never left.
+        """
         topic = stage.topic()
         first = stage.member(topic)
         bodies = [b"%d" % n for n in range(16)]

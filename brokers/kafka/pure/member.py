@@ -50,7 +50,9 @@ class PureMember:
         self._heard_at = clock.monotonic()
         self._client: Any = connected(KafkaConsumer, configs, self._network)
         with translated("subscribing"):
-            self._client.subscribe(topics, listener=_Hear(self._network.loop, rebalance, self._forget))
+            self._client.subscribe(
+                topics, listener=_Hear(self._network.loop, rebalance, self._forget)
+            )
         self._learn(topics)
 
     def _learn(self, topics: Sequence[str]) -> None:
