@@ -11,7 +11,6 @@ publishes. Keyless messages go where the client likes.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,11 +121,6 @@ def _driver(settings: KafkaSettings, clock: Clock) -> Driver:
         from holdfast.brokers.kafka.confluent import ConfluentDriver
 
         return ConfluentDriver(settings, clock)
-    with warnings.catch_warnings():
-        # kafka-python reads its own files in a way that Python 3.11 deprecates; a program
-        # that makes warnings errors could not import it.
-        warnings.filterwarnings("ignore", r"(read|open)_text is deprecated", DeprecationWarning)
-        imported("kafka", extra="kafka")
-        from holdfast.brokers.kafka.pure import PureDriver
+    from holdfast.brokers.kafka.pure import PureDriver
 
     return PureDriver(settings, clock)

@@ -735,6 +735,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     """At connect, not at import."""
     for module, scheme in (("kafka", "kafka"), ("confluent_kafka", "kafka+confluent")):
         monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, "holdfast.brokers.kafka.pure", raising=False)
         with pytest.raises(MissingExtra, match="pip install"):
             KafkaBroker(BrokerUrl.parse(f"{scheme}://127.0.0.1:9092"))
 
