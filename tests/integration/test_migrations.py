@@ -58,7 +58,8 @@ def differences(engine: Engine) -> list[object]:
 def test_the_migrations_make_exactly_the_tables_of_the_code(database: Engine) -> None:
     """No column, type or index differs after an upgrade."""
     moved = Migrations(database).upgrade()
-    assert [branch.name for branch in moved] == ["outbox"]
+    assert "outbox" in {branch.name for branch in moved}
+    assert len(moved) == len(PACKAGES)
     assert differences(database) == []
 
 
@@ -117,7 +118,7 @@ def test_upgrades_at_the_same_time_take_turns(database: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(moved) == [0, 0, 0, 1]
+    assert sorted(moved) == [0, 0, 0, len(PACKAGES)]
     assert differences(database) == []
 
 
@@ -150,7 +151,8 @@ def test_a_revision_from_the_future_is_refused(database: Engine) -> None:
     """An older Holdfast does not touch tables that a newer one made."""
     Migrations(database).upgrade()
     with database.begin() as db:
-        db.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = 'outbox_9999'"))  # noqa: S608
+        newer = "SET version_num = 'outbox_9999' WHERE version_num LIKE 'outbox%'"
+        db.execute(text(f"UPDATE {VERSION_TABLE} {newer}"))
     with pytest.raises(ConfigurationError, match="newer"):
         Migrations(database).upgrade()
     with pytest.raises(ConfigurationError, match="newer"):
