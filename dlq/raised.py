@@ -97,13 +97,12 @@ def _causes(error: BaseException, others: list[BaseException]) -> Iterator[BaseE
     while current is not None and id(current) not in seen and len(seen) < _MOST_WALKED:
         seen.add(id(current))
         if isinstance(current, BaseExceptionGroup):
-            first, *rest = sorted(_leaves(current, seen), key=type_name) or [None]
-            others += [other for other in rest if other is not None]
-            if first is None:
+            leaves = sorted(_leaves(current, seen), key=type_name)
+            if not leaves:
                 yield current
                 return
-            if id(first) in seen:
-                seen.discard(id(first))
+            first = leaves[0]
+            others += leaves[1:]
             current = first
             continue
         yield current

@@ -27,7 +27,11 @@ from holdfast.message import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sqlalchemy.engine import RowMapping
+
     from holdfast.headers import Pair
+
+    Row = Mapping[str, Any] | RowMapping
 
 PENDING, CONFIRMED, DISCARDED, PARKED = "pending", "confirmed", "discarded", "parked"
 CLOSED = (CONFIRMED, DISCARDED, PARKED)
@@ -131,7 +135,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
     }
 
 
-def letter_of(row: Mapping[str, Any]) -> DeadLetter:
+def letter_of(row: Row) -> DeadLetter:
     """Return the dead letter in *row*, with the original message."""
     envelope = _envelope(row["envelope"])
     return DeadLetter(
@@ -154,7 +158,7 @@ def letter_of(row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def message_of(row: Mapping[str, Any]) -> Message:
+def message_of(row: Row) -> Message:
     """Return the original message in *row*."""
     key, payload = row["message_key"], row["payload"]
     return Message(
