@@ -59,8 +59,10 @@ class Bucket:
         now = self._clock.monotonic()
         self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate)
         self._at = now
+        # Not one by one: a tenth of a second's worth at least, or all that is wanted.
+        least = min(float(wanted), max(1.0, self._rate / 10))
+        if self._tokens < least:
+            return 0, (least - self._tokens) / self._rate
         granted = min(wanted, int(self._tokens))
-        if granted:
-            self._tokens -= granted
-            return granted, 0.0
-        return 0, (1.0 - self._tokens) / self._rate
+        self._tokens -= granted
+        return granted, 0.0
