@@ -32,6 +32,7 @@ class Stage(IntEnum):
     BREAKER = 90
     TRANSACTION = 100
     DEDUP = 110
+    INJECT = 120
 
 
 REPEATABLE = frozenset({Stage.ATTEMPT, Stage.BREAKER})

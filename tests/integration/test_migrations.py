@@ -59,6 +59,7 @@ def differences(engine: Engine) -> list[object]:
 def test_the_migrations_make_exactly_the_tables_of_the_code(database: Engine) -> None:
     """No column, type or index differs after an upgrade."""
     moved = Migrations(database).upgrade()
+    assert "outbox" in {branch.name for branch in moved}
     assert len(moved) == len(PACKAGES)
     assert differences(database) == []
 
@@ -152,9 +153,8 @@ def test_a_revision_from_the_future_is_refused(database: Engine) -> None:
     """An older Holdfast does not touch tables that a newer one made."""
     Migrations(database).upgrade()
     with database.begin() as db:
-        table = f"UPDATE {VERSION_TABLE}"
-        newer = "SET version_num = 'outbox_9999' WHERE version_num = 'outbox_0001'"
-        db.execute(text(f"{table} {newer}"))
+        newer = "SET version_num = 'outbox_9999' WHERE version_num LIKE 'outbox%'"
+        db.execute(text(f"UPDATE {VERSION_TABLE} {newer}"))
     with pytest.raises(ConfigurationError, match="newer"):
         Migrations(database).upgrade()
     with pytest.raises(ConfigurationError, match="newer"):
