@@ -54,6 +54,10 @@ class Claim:
     twin: int | None = None
     """The place of the first of several copies in the same batch; this is a later one."""
 
+    def __bool__(self) -> bool:
+        """Whether the message is new."""
+        return self.is_new
+
 
 NEW = Claim(is_new=True)
 
@@ -84,10 +88,15 @@ def claim(session: Session | Connection, consumer: str, wanted: Sequence[Wanted]
 
 def unclaim(session: Session | Connection, consumer: str, keys: Iterable[bytes]) -> None:
     """Take claims back: the messages were not handled after all."""
-    sorted_keys = sorted(set(keys))
-    if sorted_keys:
-        sql, packed = _packed(session, sorted_keys)
-        session.execute(sql["unclaim"], {"consumer": consumer_key(consumer), **packed})
+    unclaim_number(session, consumer_key(consumer), keys)
+
+
+def unclaim_number(session: Session | Connection, number: int, keys: Iterable[bytes]) -> None:
+    """Take claims back of the consumer with this *number*; in order, so that rivals take turns."""
+    ordered = sorted(set(keys))
+    if ordered:
+        sql, packed = _packed(session, ordered)
+        session.execute(sql["unclaim"], {"consumer": number, **packed})
 
 
 def keep_result(session: Session | Connection, consumer: str, key: bytes, result: bytes) -> None:

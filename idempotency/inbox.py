@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.idempotency.claim import Wanted, claim
-from holdfast.idempotency.keys import UNCOMPARED, message_key
+from holdfast.idempotency.claim import Claim, Wanted, claim, unclaim
+from holdfast.idempotency.isolation import require_read_committed
+from holdfast.idempotency.keys import UNCOMPARED, content_digest, message_key
+from holdfast.idempotency.roster import Roster
+from holdfast.idempotency.window import Duration, in_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
+    from holdfast.message import Message
+
+DEFAULT_WINDOW = "30d"
+"""How long a handled message is remembered unless told otherwise."""
+
 
 class Inbox:
-    """Remembers handled messages inside the handler's own transaction."""
+    """Remembers handled messages inside the handler's own transaction.
+
+    A message that comes again within *window* is known. It must be longer than a message
+    can be retried, replayed or sent twice; None keeps everything for ever. Rows older than
+    that are removed by `prune`.
+    """
+
+    def __init__(self, *, window: Duration | None = DEFAULT_WINDOW) -> None:
+        self.window = None if window is None else in_seconds(window, of="window")
+        self._roster = Roster()
 
     def claim(self, session: Session | Connection, consumer: str, message_id: str) -> bool:
         """Return whether *message_id* is new to *consumer*, and remember it.
@@ -22,4 +41,29 @@ class Inbox:
         same message right now is waited for.
         """
         wanted = Wanted(key=message_key(message_id), digest=UNCOMPARED, id=message_id)
-        return claim(session, consumer, [wanted])[0].is_new
+        return self.claim_all(session, consumer, [wanted])[0].is_new
+
+    def claim_many(
+        self, session: Session | Connection, consumer: str, messages: Sequence[Message]
+    ) -> list[Claim]:
+        """Claim *messages* with one statement; one answer for each, true if it is new."""
+        return self.claim_all(session, consumer, [wanted(message) for message in messages])
+
+    def claim_all(
+        self, session: Session | Connection, consumer: str, items: Sequence[Wanted]
+    ) -> list[Claim]:
+        """Claim *items*, whose keys and digests are known already."""
+        require_read_committed(session)
+        self._roster.enter(session, consumer, self.window)
+        return claim(session, consumer, items)
+
+    def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
+        """Forget messages: they may be handled again."""
+        unclaim(session, consumer, map(message_key, ids))
+
+
+def wanted(message: Message) -> Wanted:
+    """Return what is claimed for *message*: its id, compared by its payload."""
+    return Wanted(
+        key=message_key(message.id), digest=content_digest(message.payload), id=message.id
+    )

@@ -21,7 +21,9 @@ DEADLOCKS = Backoff(first=0.02, ceiling=1.0, attempts=12)
 
 _SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock
 _MYSQL = {1020, 1205, 1213}  # changed since read, lock wait timeout, deadlock
+_NO_SAVEPOINT = 1305  # MySQL: a deadlock has taken the savepoints with it
 _SQLITE_BUSY = {5, 6}
+_DRIVERS = {"MySQLdb", "aiomysql", "asyncmy", "mariadb", "mysql", "pymysql"}
 
 
 def is_deadlock(error: BaseException) -> bool:
@@ -33,8 +35,12 @@ def is_deadlock(error: BaseException) -> bool:
     code = getattr(origin, "sqlite_errorcode", None)
     if isinstance(code, int):
         return code & 0xFF in _SQLITE_BUSY
-    args: Any = getattr(origin, "args", ())
-    return bool(args) and args[0] in _MYSQL
+    if not isinstance(error, DBAPIError) and type(origin).__module__.split(".")[0] not in _DRIVERS:
+        return False  # a KeyError(1213) is no deadlock
+    number = origin.args[0] if origin.args else None
+    if number == _NO_SAVEPOINT:
+        return error.__context__ is not None and is_deadlock(error.__context__)
+    return isinstance(number, int) and number in _MYSQL
 
 
 def transact(

@@ -83,3 +83,6 @@ SAVEPOINT holdfast_claim
 ROLLBACK TO SAVEPOINT holdfast_claim
 -- name: release
 RELEASE SAVEPOINT holdfast_claim
+-- name: prune_leases
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND until < UNIX_TIMESTAMP(SYSDATE(6)) - :age

@@ -81,3 +81,6 @@ UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND messag
 SELECT message FROM holdfast_inbox
 WHERE consumer = :consumer AND handled_at < extract(epoch FROM clock_timestamp()) - :age
 LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: prune_leases
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND until < extract(epoch FROM clock_timestamp()) - :age

@@ -76,3 +76,6 @@ UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND messag
 SELECT message FROM holdfast_inbox
 WHERE consumer = :consumer AND handled_at < (julianday('now') - 2440587.5) * 86400.0 - :age
 LIMIT :most
+-- name: prune_leases
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND until < (julianday('now') - 2440587.5) * 86400.0 - :age
