@@ -121,7 +121,6 @@ def _driver(settings: KafkaSettings, clock: Clock) -> Driver:
         from holdfast.brokers.kafka.confluent import ConfluentDriver
 
         return ConfluentDriver(settings, clock)
-    imported("kafka", extra="kafka")
     from holdfast.brokers.kafka.pure import PureDriver
 
     return PureDriver(settings, clock)

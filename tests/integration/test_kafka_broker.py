@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import warnings
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.ports import Source
-
-# kafka-python reads its own schemas in a way that Python 3.11 deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
 
 SCHEMES = ("kafka", "kafka+confluent")
 SILENCE = 2.5
@@ -231,6 +229,15 @@ def _publish(broker: KafkaBroker, messages: list[Message], **native: Any) -> lis
 
 
 # -- publishing ------------------------------------------------------------------------
+
+
+def test_the_adapter_loads_where_warnings_are_errors() -> None:
+    """A client library's own sins are not the user's."""
+    code = "from holdfast.brokers import connect; connect('{}://localhost').close(); print('loaded')"
+    for scheme in SCHEMES:
+        command = [sys.executable, "-W", "error", "-c", code.format(scheme)]
+        loaded = subprocess.run(command, capture_output=True, text=True, timeout=60)  # noqa: S603
+        assert loaded.stdout == "loaded\n", loaded.stderr
 
 
 def test_both_drivers_put_a_key_in_the_same_partition(connect: Opener) -> None:
@@ -728,6 +735,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     """At connect, not at import."""
     for module, scheme in (("kafka", "kafka"), ("confluent_kafka", "kafka+confluent")):
         monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, "holdfast.brokers.kafka.pure", raising=False)
         with pytest.raises(MissingExtra, match="pip install"):
             KafkaBroker(BrokerUrl.parse(f"{scheme}://127.0.0.1:9092"))
 
