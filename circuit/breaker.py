@@ -58,6 +58,14 @@ class Breaker:
         """The state as it stands; an open circuit stays `Open` until a call asks."""
         return self._state
 
+    def is_failing(self) -> bool:
+        """Whether the dependency fails too many calls, even if too few to open the circuit."""
+        state = self._state
+        if not isinstance(state, Closed):
+            return True
+        counts = state.window.count(self._clock.monotonic())
+        return bool(counts.calls) and self.policy.is_bad(counts.failed, counts.slow, counts.calls)
+
     def admit(self) -> Permit:
         """Return the permit for one call, or raise `CircuitOpen`: then no call is made."""
         permit = self.standing

@@ -1,48 +1,59 @@
-"""The `holdfast` command: the composition root, and the only reader of the environment."""
+"""The `holdfast` command: the composition root, and the only reader of the environment.
+
+A command gets a line in COMMANDS; its module is imported when it is called.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import typer
-from sqlalchemy.exc import SQLAlchemyError
 
-from holdfast.cli import brokers, cdc, db, doctor, logs, outbox, relay
-from holdfast.cli.display import out
-from holdfast.cli.failures import EXIT_INTERRUPTED, fail
-from holdfast.errors import HoldfastError
+from holdfast.cli.late import Late, LateGroup, add_late
+
+COMMANDS = (
+    Late("relay", "holdfast.cli.relay:relay",
+         "Publish committed outbox events to the broker, in order per key, at least once."),
+    Late("cdc", "holdfast.cli.cdc:cdc",
+         "Publish the rows of tables, then every change of them, as Debezium's change events."),
+    Late("outbox", "holdfast.cli.outbox:app", "Look into the outbox and handle parked keys."),
+    Late("db", "holdfast.cli.db:app", "Create and upgrade Holdfast's tables."),
+    Late("doctor", "holdfast.cli.doctor:doctor",
+         "Examine the outbox and name each trouble with its fix; nothing is changed."),
+    Late("lag", "holdfast.cli.brokers:lag",
+         "Show how many messages a group has not yet settled, by lane.",
+         "holdfast lag orders --broker sqlite:///b.db --group billing"),
+    Late("brokers", "holdfast.cli.brokers:brokers",
+         "List the URL schemes that an installed adapter answers for.",
+         "holdfast brokers --json"),
+    Late("version", "holdfast.cli.version:version", "Print the version."),
+)  # fmt: skip
 
 app = typer.Typer(
     name="holdfast",
+    cls=LateGroup,
     help="Reliability middleware for message producers and consumers, around any broker.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=relay.EXAMPLE)(relay.relay)
-app.command(epilog=cdc.EXAMPLE)(cdc.cdc)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(db.app, name="db")
-app.command(epilog=doctor.EXAMPLE)(doctor.doctor)
-app.command(epilog="Example: holdfast lag orders --broker sqlite:///b.db --group billing")(
-    brokers.lag
-)
-app.command(epilog="Example: holdfast brokers --json")(brokers.brokers)
-
-
-@app.command(epilog="Example: holdfast version")
-def version() -> None:
-    """Print the version."""
-    out.print(installed_version("holdfast"))
+add_late(app, COMMANDS)
 
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command; an expected failure is one clear sentence, never a traceback."""
+    from holdfast.cli import logs
+
     logs.configure(logs.LogFormat.TEXT, logs.LogLevel.WARNING)
     try:
         return app(args=args)
-    except (HoldfastError, SQLAlchemyError) as error:
-        fail(error)
     except KeyboardInterrupt:
+        from holdfast.cli.failures import EXIT_INTERRUPTED
+
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except Exception as error:
+        from holdfast.cli.failures import fail, is_expected  # needs SQLAlchemy, which is slow
+
+        if not is_expected(error):
+            raise
+        fail(error)

@@ -9,8 +9,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from holdfast.cli.display import err, plain
-from holdfast.errors import DependencyDown, HoldfastError
-from holdfast.outbox.parked_event import NotParked
+from holdfast.errors import DependencyDown, HoldfastError, NotFound
 from holdfast.urls import mask
 
 EXIT_NOT_FOUND = 1
@@ -30,6 +29,11 @@ _WRONG = re.compile(
     re.IGNORECASE,
 )
 _MYSQL_WRONG = {1044, 1045, 1049, 1698}  # access denied, unknown database
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether *error* is one that a sentence explains, and no fault of this program."""
+    return isinstance(error, HoldfastError | SQLAlchemyError)
 
 
 def is_wrong(error: Exception) -> bool:
@@ -53,7 +57,7 @@ def sentence(error: BaseException) -> str:
 
 def exit_code(error: Exception) -> int:
     """Return the exit code that tells a script what to do about *error*."""
-    if isinstance(error, NotParked):
+    if isinstance(error, NotFound):
         return EXIT_NOT_FOUND
     if isinstance(error, DependencyDown):
         return EXIT_DOWN

@@ -1,59 +1,46 @@
-"""The consumer: handlers by topic, and the loop that feeds them."""
+"""The consumer: handlers by topic, and the runtime that feeds them."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
+import os
 import signal
+import socket
 import threading
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backoff import Backoff
 from holdfast.brokers import connect
-from holdfast.codec import JsonCodec, payload_annotation
-from holdfast.consumer.transaction import Transaction
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.consumer.assembly import Assembly
+from holdfast.consumer.books import Books, NotingHome, QuarantineHome
+from holdfast.consumer.metrics import ConsumerMetrics
+from holdfast.consumer.route import Route, Routing
+from holdfast.consumer.settings import Settings
+from holdfast.consumer.single import Single
+from holdfast.consumer.tally import Tally
 from holdfast.database import open_database
-from holdfast.errors import ConfigurationError, DependencyDown
-from holdfast.layer import Call
-from holdfast.message import handling
-from holdfast.plan import Handler, Plan
+from holdfast.dlq import StoreHome, TopicHome
+from holdfast.errors import ConfigurationError
+from holdfast.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.ports import Broker, Delivery, Source
+    from holdfast.dlq import DeadLetter
+    from holdfast.ports import Broker
 
 log = logging.getLogger("holdfast.consumer")
-_BATCH, _POLL_SECONDS = 100, 1.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a consumer has done so far."""
-
-    handled: int = 0
-    duplicates: int = 0
-    failed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A handler ready to run."""
-
-    plan: Plan
-    consumer: str
-    decode: Callable[[bytes | None], Any]
 
 
 class Consumer:
     """Runs handlers for the messages of a group; the broker is told only after the commit.
 
-    A message whose handler fails is given back and comes again, later and later: nothing
-    is dropped.
+    Each key keeps its order and waits for nobody else. What fails comes again, what is
+    poison goes to the dead letters and holds its key, what is down pauses the intake:
+    nothing is dropped, nothing is blamed for an outage. *options* are those of `Settings`.
     """
 
     def __init__(
@@ -62,23 +49,46 @@ class Consumer:
         *,
         group: str,
         database: str | Engine | None = None,
-        backoff: Backoff | None = None,
+        settings: Settings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        metrics: ConsumerMetrics | None = None,
+        **options: Any,
     ) -> None:
+        if not group:
+            raise ConfigurationError("group is empty: name the consumer group")
+        if settings is not None and options:
+            raise ConfigurationError(
+                f"{', '.join(options)} beside settings=: put everything into the Settings"
+            )
         self.broker = connect(broker) if isinstance(broker, str) else broker
         self.group = group
         self.tally = Tally()
-        self._engine = None if database is None else open_database(database)
-        self._backoff = Backoff(first=0.1, ceiling=60) if backoff is None else backoff
-        self._handlers: dict[str, Registered] = {}
-        self._stop = threading.Event()
+        self.settings = Settings.read(options) if settings is None else settings
+        self.metrics = ConsumerMetrics() if metrics is None else metrics
+        self.owner = f"{socket.gethostname()[:16]}-{os.getpid()}-{new_id()[-12:]}"
+        """The name of this process in the database."""
+        self._clock = clock
+        engine = None if database is None else open_database(database)
+        self._books = None if engine is None else Books(engine, group, self.settings, clock)
+        self._home: Any = (
+            NotingHome(_LateTopicHome(self.broker))
+            if self._books is None
+            else QuarantineHome(self._books, StoreHome(self._books.engine, clock=clock))
+        )
+        self._routing = Routing(group, self.settings, engine, clock, self._home)
+        self._routes: dict[str, Route] = {}
+        self._assembly: Assembly | None = None
+        self._stopped = threading.Event()
 
     def on(self, topic: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function for *topic*; its layers are checked here."""
+        if not topic:
+            raise ConfigurationError("topic is empty: name the topic that the handler reads")
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            if topic in self._handlers:
+            if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
-            self._handlers[topic] = self._registered(function)
+            self._routes[topic] = self._routing.route(topic, function)
             return function
 
         return register
@@ -86,89 +96,69 @@ class Consumer:
     def explain(self) -> str:
         """Return every handler's plan as text."""
         return "\n".join(
-            f"{topic} → {entry.plan.explain()}" for topic, entry in self._handlers.items()
+            f"{topic} → {route.plan.explain()}" for topic, route in self._routes.items()
         )
+
+    def handler(self, topic: str) -> Single:
+        """Return the handler of *topic* for a loop of your own: `handle(message) -> Outcome`."""
+        if topic not in self._routes:
+            known = ", ".join(sorted(self._routes)) or "none"
+            raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
+        return Single(self._routes[topic], self._books)
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that have a handler."""
+        return sorted(self._routes)
+
+    @property
+    def running(self) -> Assembly | None:
+        """The parts of the run under way, for probes; None when there is none."""
+        return self._assembly
 
     def run(self, *, until_idle: bool = False) -> None:
         """Handle messages until `stop`, SIGTERM or SIGINT; or until nothing is left.
 
-        Everything in hand is settled before this returns.
+        What runs is finished and settled before this returns, within `drain_seconds`; the
+        rest goes back without blame. A second signal ends it at once.
         """
-        if not self._handlers:
+        if not self._routes:
             raise ConfigurationError("no handler is registered: decorate one with consumer.on()")
-        source = self.broker.source(sorted(self._handlers), group=self.group)
-        restore = self._catch_signals(source)
-        try:
-            self._loop(source, until_idle=until_idle)
-        finally:
-            source.close()
-            restore()
+        with ExitStack() as closing:
+            self._assembly = assembly = Assembly(
+                self.broker,
+                self.group,
+                self._routes,
+                self._books,
+                self._home,
+                owner=self.owner,
+                settings=self.settings,
+                clock=self._clock,
+                tally=self.tally,
+                metrics=self.metrics,
+            )
+            closing.callback(setattr, self, "_assembly", None)
+            closing.callback(self._catch_signals(assembly))
+            if self._stopped.is_set():
+                return
+            assembly.run(until_idle=until_idle)
 
     def stop(self) -> None:
-        """End `run` after the message in hand."""
-        self._stop.set()
+        """End `run` after what is in hand. Any thread may call it."""
+        self._stopped.set()
+        assembly = self._assembly
+        if assembly is not None:
+            assembly.stop()
 
-    def _loop(self, source: Source, *, until_idle: bool) -> None:
-        while not self._stop.is_set():
-            batch = source.poll(_BATCH, _POLL_SECONDS)
-            for delivery in batch:
-                if self._stop.is_set():
-                    source.release(delivery, blame=False)
-                else:
-                    self._handle(source, delivery)
-            if until_idle and not batch and not any(source.lag().values()):
-                return
-
-    def _handle(self, source: Source, delivery: Delivery) -> None:
-        entry = self._handlers[delivery.lane.topic]
-        message = delivery.message
-        try:
-            with handling(message):
-                call = Call(
-                    (entry.decode(message.payload),), {}, message=message, consumer=entry.consumer
-                )
-                _run(entry.plan, call)
-        except DependencyDown as error:
-            log.warning("dependency down, message %s is given back: %s", message.id, error)
-            self._give_back(source, delivery, blame=False)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises, nothing is dropped
-            self.tally.failed += 1
-            log.warning("handler failed, message %s comes again: %r", message.id, error)
-            self._give_back(source, delivery, blame=True)
-        else:
-            # Committed before accepted: a crash here is absorbed as a duplicate.
-            source.accept([delivery])
-            self.tally.handled += not call.duplicate
-            self.tally.duplicates += call.duplicate
-
-    def _give_back(self, source: Source, delivery: Delivery, *, blame: bool) -> None:
-        delay = self._backoff.delay(delivery.count or 1)
-        source.release(delivery, blame=blame, delay=delay if source.caps.delay else None)
-
-    def _registered(self, function: Callable[..., Any]) -> Registered:
-        handler = function if isinstance(function, Handler) else Handler((), function)
-        plan = handler.plan
-        layers = list(plan.layers)
-        if self._engine is not None:
-            inject = "session" in inspect.signature(plan.function).parameters
-            layers.append(Transaction(self._engine, inject=inject))
-            layers.sort(key=lambda layer: layer.stage)
-        return Registered(
-            Plan(layers, plan.function),
-            f"{self.group}/{plan.function.__module__}.{plan.function.__qualname__}",
-            JsonCodec().decoder_for(payload_annotation(plan.function)),
-        )
-
-    def _catch_signals(self, source: Source) -> Callable[[], None]:
+    def _catch_signals(self, assembly: Assembly) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 
-        def stop(_number: int, _frame: object) -> None:
-            self._stop.set()
-            source.wake()
+        def asked(_number: int, _frame: object) -> None:
+            assembly.stop()
 
         previous = {
-            number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
+            number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)
         }
 
         def restore() -> None:
@@ -178,5 +168,15 @@ class Consumer:
         return restore
 
 
-def _run(plan: Plan, call: Call) -> Any:
-    return asyncio.run(plan.run_async(call)) if plan.is_async else plan.run(call)
+class _LateTopicHome:
+    """A topic as the home of dead letters, its sink opened when the first one comes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._home: TopicHome | None = None
+
+    def put(self, letter: DeadLetter, connection: Any = None) -> None:
+        """Return once *letter* is durable."""
+        if self._home is None:
+            self._home = TopicHome(self._broker.sink(), prepare=self._broker.create_topic)
+        self._home.put(letter, connection)

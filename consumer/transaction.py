@@ -1,42 +1,167 @@
-"""The transaction around one attempt: dedup row and handler writes commit together."""
+"""The transaction around one attempt: dedup row, handler writes and outbox rows commit together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from holdfast.classification import classify
+from holdfast.consumer.session import HandlerSession
+from holdfast.errors import DependencyDown, Remedy
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+COMMITTING = "holdfast.committing"
+"""Key in `call.notes`: a list of functions of the connection, run before the commit."""
+
+
+class DatabaseDown(DependencyDown):
+    """The consumer's database does not answer; nothing was committed."""
 
 
 class Transaction(Layer):
-    """A fresh session for each attempt, committed when the handler returns."""
+    """A fresh session for each attempt, committed when the handler returns.
+
+    In the plan of an `async def` its statements run in a thread, so that the loop goes on.
+    """
 
     stage: ClassVar[Stage] = Stage.TRANSACTION
     label: ClassVar[str] = "transaction"
 
-    def __init__(self, engine: Engine, *, inject: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inject = inject
 
     def describe(self) -> str:
         """Say which database."""
         return self._engine.url.render_as_string(hide_password=True)
 
     def enter(self, call: Call) -> None:
-        """Begin."""
-        call.session = Session(self._engine)
-        if self._inject:
-            call.kwargs["session"] = call.session
+        """Begin, so that a database that is down shows before any work is done."""
+        session = HandlerSession(self._engine)
+        try:
+            session.connection()
+        except BaseException as error:
+            session.end(commit=False)
+            raise _translated(error, connecting=True) from error
+        call.session = session
 
     def leave(self, call: Call) -> None:
         """Commit; only after this may the broker be told."""
-        with call.session as session:
-            session.commit()
+        session, call.session = call.session, None
+        try:
+            run_committing(call, session.connection())
+        except BaseException as error:
+            session.end(commit=False)
+            raise _translated(error) from error
+        try:
+            session.end(commit=True)
+        except DBAPIError as error:
+            raise _translated(error) from error
 
     def fail(self, call: Call, error: BaseException) -> None:
+        """Leave nothing behind; a lost connection is an outage, not a failed attempt."""
+        session, call.session = call.session, None
+        session.end(commit=False)
+        translated = _translated(error)
+        if translated is not error:
+            raise translated from error
+
+    async def enter_async(self, call: Call) -> None:
+        """Begin in a thread."""
+        await asyncio.to_thread(self.enter, call)
+
+    async def leave_async(self, call: Call) -> None:
+        """Commit in a thread, and to the end even if the task is cancelled meanwhile."""
+        await asyncio.shield(asyncio.to_thread(self.leave, call))
+
+    async def fail_async(self, call: Call, error: BaseException) -> None:
+        """Roll back in a thread."""
+        await asyncio.shield(asyncio.to_thread(self.fail, call, error))
+
+
+class AsyncTransaction(Layer):
+    """The same with an `AsyncSession`, for `async def` handlers that ask for one."""
+
+    stage: ClassVar[Stage] = Stage.TRANSACTION
+    label: ClassVar[str] = "transaction"
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    def describe(self) -> str:
+        """Say which database."""
+        return f"{self._engine.url.render_as_string(hide_password=True)}, async"
+
+    async def enter_async(self, call: Call) -> None:
+        """Begin."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        session = AsyncSession(self._engine, sync_session_class=HandlerSession)
+        try:
+            await session.connection()
+        except BaseException as error:
+            await _end(session, commit=False)
+            raise _translated(error, connecting=True) from error
+        call.session = session
+
+    async def leave_async(self, call: Call) -> None:
+        """Commit."""
+        session, call.session = call.session, None
+        try:
+            await session.run_sync(lambda sync: run_committing(call, sync.connection()))
+        except BaseException as error:
+            await _end(session, commit=False)
+            raise _translated(error) from error
+        try:
+            await asyncio.shield(_end(session, commit=True))
+        except DBAPIError as error:
+            raise _translated(error) from error
+
+    async def fail_async(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind."""
-        call.session.close()
+        session, call.session = call.session, None
+        await asyncio.shield(_end(session, commit=False))
+        translated = _translated(error)
+        if translated is not error:
+            raise translated from error
+
+
+def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
+    """Have *action* run in the transaction of *call*, after the handler, before the commit."""
+    call.notes.setdefault(COMMITTING, []).append(action)
+
+
+def run_committing(call: Call, connection: Connection) -> None:
+    """Run what was asked for with `before_commit`."""
+    for action in call.notes.get(COMMITTING, ()):
+        action(connection)
+
+
+def is_outage(error: BaseException, *, connecting: bool = False) -> bool:
+    """Whether *error* says that the database is away, rather than that a statement is wrong."""
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    kind = isinstance(error, (OperationalError, InterfaceError))
+    return connecting and kind and classify(error) is Remedy.RETRY
+
+
+def _translated(error: BaseException, *, connecting: bool = False) -> BaseException:
+    if is_outage(error, connecting=connecting):
+        return DatabaseDown(f"the consumer's database does not answer: {error.__class__.__name__}")
+    return error
+
+
+async def _end(session: Any, *, commit: bool) -> None:
+    await session.run_sync(lambda sync: sync.end(commit=commit))

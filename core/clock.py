@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from datetime import UTC, datetime
@@ -57,6 +56,8 @@ class SystemClock:
 
     async def sleep_async(self, seconds: float) -> None:
         """Suspend this task."""
+        import asyncio  # slow to import, and loaded already wherever this is called
+
         await asyncio.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:

@@ -8,6 +8,7 @@ HoldfastError
 │   ├── PlanError
 │   ├── UnknownTopic
 │   └── Unsupported
+├── NotFound                      FIX          nothing answers to the name that was given
 ├── InvalidMessage                FIX          refused before anything was sent
 │   └── MessageTooLarge
 ├── PoisonMessage                 DEAD_LETTER  no retry will ever help
@@ -101,6 +102,10 @@ class Unsupported(ConfigurationError):
         super().__init__(f"{broker} cannot {capability}" + (f": {fix}" if fix else ""))
         self.capability = capability
         self.broker = broker
+
+
+class NotFound(HoldfastError):
+    """Nothing answers to the name or number that was given; the command exits with 1."""
 
 
 class InvalidMessage(HoldfastError, ValueError):

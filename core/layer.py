@@ -25,12 +25,14 @@ class Stage(IntEnum):
     METRICS = 30
     SETTLE = 40
     DURABLE_RETRY = 50
+    DECODE = 55
     BUDGET = 60
     RETRY = 70
     ATTEMPT = 80
     BREAKER = 90
     TRANSACTION = 100
     DEDUP = 110
+    INJECT = 120
 
 
 REPEATABLE = frozenset({Stage.ATTEMPT, Stage.BREAKER})
@@ -67,6 +69,10 @@ class Call(msgspec.Struct):
     """What the function returned, for the layers that leave."""
     clock: Clock = SYSTEM_CLOCK
     """The clock of the plan that runs this call."""
+    error: BaseException | None = None
+    """Why the attempt before failed, in a run that suspends."""
+    suspends: bool = False
+    """Whether the run returns a `Later` where it would otherwise wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,14 @@ class Again:
     """Verdict: enter the layers inside this one once more, after *delay* seconds."""
 
     delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A run that waits: `Runner.resume` goes on with it after *delay* seconds."""
+
+    delay: float
+    depth: int
 
 
 class Layer:

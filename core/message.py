@@ -137,6 +137,11 @@ def handling(message: Message) -> Iterator[Message]:
         _handling.reset(token)
 
 
+def begin_handling(message: Message) -> None:
+    """Make *message* the cause of what follows, in a context that serves this message alone."""
+    _handling.set(message)
+
+
 def carry(function: Callable[P, R]) -> Callable[P, R]:
     """Bind *function* to the message being handled here, to run it in a thread of your own.
 

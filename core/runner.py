@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.layer import Again, Call, Done, Layer
+from holdfast.layer import Again, Call, Done, Later, Layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,10 +83,20 @@ class Runner:
             del error
         return self._go_on(call, depth, verdict)
 
+    def resume(self, call: Call, later: Later) -> Any:
+        """Go on with a run that returned *later*; the caller has waited."""
+        return self._go_on(call, later.depth, Again())
+
+    async def resume_async(self, call: Call, later: Later) -> Any:
+        """Go on like `resume`."""
+        return await self._go_on_async(call, later.depth, Again())
+
     def _go_on(self, call: Call, depth: int, verdict: Done | Again) -> Any:
         """Run on from *depth* entered layers: outwards after `Done`, inwards after `Again`."""
         size = self._size
         while True:
+            if call.suspends and isinstance(verdict, Again) and verdict.delay:
+                return Later(verdict.delay, depth)
             try:
                 if isinstance(verdict, Again):
                     if verdict.delay:
@@ -120,6 +130,8 @@ class Runner:
     ) -> tuple[int, Done | Again]:
         """Ask the entered layers, innermost first; return how deep the run goes on, and how."""
         depth = self._size if depth is None else depth
+        if call.suspends:  # otherwise call and error would keep each other alive
+            call.error = error
         while depth:
             depth -= 1
             fail = self._fail[depth]
@@ -134,6 +146,10 @@ class Runner:
             raise error
         finally:
             del error
+
+    async def recover_async(self, call: Call, error: BaseException, depth: int) -> Any:
+        """Go on like `recover`."""
+        return await self._go_on_async(call, *await self._unwind_async(call, error, depth))
 
     async def run_async(self, call: Call) -> Any:
         """Run *call* like `run`; hooks may return awaitables, and waits suspend the task."""
@@ -172,6 +188,8 @@ class Runner:
     async def _go_on_async(self, call: Call, depth: int, verdict: Done | Again) -> Any:
         size = self._size
         while True:
+            if call.suspends and isinstance(verdict, Again) and verdict.delay:
+                return Later(verdict.delay, depth)
             try:
                 if isinstance(verdict, Again):
                     if verdict.delay:
@@ -203,6 +221,8 @@ class Runner:
     async def _unwind_async(
         self, call: Call, error: BaseException, depth: int
     ) -> tuple[int, Done | Again]:
+        if call.suspends:  # otherwise call and error would keep each other alive
+            call.error = error
         while depth:
             depth -= 1
             fail = self._fail[depth]

@@ -27,8 +27,8 @@ from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
 from holdfast.consumer import Consumer
+from holdfast.consumer import create_tables as create_consumer
 from holdfast.database import open_database
-from holdfast.idempotency import create_tables as create_inbox
 from holdfast.idempotency import idempotent
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox import create_tables as create_outbox
@@ -72,7 +72,7 @@ def main() -> int:
         os.chdir(folder)
         create_outbox(shop := open_database("sqlite:///shop.db"))
         shop_tables.create_all(shop)
-        create_inbox(bank := open_database("sqlite:///bank.db"))
+        create_consumer(bank := open_database("sqlite:///bank.db"))
         bank_tables.create_all(bank)
         connect("sqlite:///broker.db").create_topic("orders", partitions=4)
         return show(console, shop, bank)
@@ -222,7 +222,10 @@ def relay(kills: int) -> None:
 
 def consumer(kills: int) -> None:
     billing = Consumer(
-        "sqlite:///broker.db?session=1", group="billing", database="sqlite:///bank.db"
+        "sqlite:///broker.db?session=1",
+        group="billing",
+        database="sqlite:///bank.db",
+        takeover_seconds=1.0,  # short, so that the next consumer need not wait long
     )
 
     @billing.on("orders")

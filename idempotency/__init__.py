@@ -1,6 +1,28 @@
 """Effects that happen once: the dedup row commits with the work."""
 
-from holdfast.idempotency.inbox import Inbox, create_tables, metadata
-from holdfast.idempotency.layer import idempotent
+from holdfast.idempotency.batch import Batch, BatchRunner, Outcome
+from holdfast.idempotency.claim import Claim, IdempotencyConflict
+from holdfast.idempotency.decorator import idempotent
+from holdfast.idempotency.inbox import Inbox
+from holdfast.idempotency.keys import idempotency_key
+from holdfast.idempotency.ledger import Ledger
+from holdfast.idempotency.pruner import prune
+from holdfast.idempotency.schema import create_tables, metadata
+from holdfast.idempotency.standing import Orphan, Standing
 
-__all__ = ["Inbox", "create_tables", "idempotent", "metadata"]
+__all__ = [
+    "Batch",
+    "BatchRunner",
+    "Claim",
+    "IdempotencyConflict",
+    "Inbox",
+    "Ledger",
+    "Orphan",
+    "Outcome",
+    "Standing",
+    "create_tables",
+    "idempotency_key",
+    "idempotent",
+    "metadata",
+    "prune",
+]

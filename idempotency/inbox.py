@@ -1,68 +1,69 @@
-"""The inbox table: which messages a handler has already worked off."""
+"""The inbox: which messages a handler has already worked off."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Column, DateTime, MetaData, String, Table
-from sqlalchemy.dialects import mysql, postgresql, sqlite
-
-from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError
+from holdfast.idempotency.claim import Claim, Wanted, claim, unclaim
+from holdfast.idempotency.isolation import require_read_committed
+from holdfast.idempotency.keys import UNCOMPARED, content_digest, message_key
+from holdfast.idempotency.roster import Roster
+from holdfast.idempotency.window import Duration, in_seconds
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
-metadata = MetaData()
+    from holdfast.message import Message
 
-inbox = Table(
-    "holdfast_inbox",
-    metadata,
-    Column("consumer", String(255), primary_key=True),
-    Column("message_id", String(255), primary_key=True),
-    Column("handled_at", DateTime(timezone=True), nullable=False, index=True),
-)
-
-
-def create_tables(bind: Engine | Connection) -> None:
-    """Create the inbox table where it is missing."""
-    metadata.create_all(bind)
+DEFAULT_WINDOW = "30d"
+"""How long a handled message is remembered unless told otherwise."""
 
 
 class Inbox:
-    """Remembers handled messages inside the handler's own transaction."""
+    """Remembers handled messages inside the handler's own transaction.
 
-    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
+    A message that comes again within *window* is known. It must be longer than a message
+    can be retried, replayed or sent twice; None keeps everything for ever. Rows older than
+    that are removed by `prune`.
+    """
 
-    def claim(self, session: Session, consumer: str, message_id: str) -> bool:
+    def __init__(self, *, window: Duration | None = DEFAULT_WINDOW) -> None:
+        self.window = None if window is None else in_seconds(window, of="window")
+        self._roster = Roster()
+
+    def claim(self, session: Session | Connection, consumer: str, message_id: str) -> bool:
         """Return whether *message_id* is new to *consumer*, and remember it.
 
         The memory commits or rolls back with the caller's work. A rival that handles the
         same message right now is waited for.
         """
-        values = {
-            "consumer": consumer,
-            "message_id": message_id,
-            "handled_at": self._clock.now(),
-        }
-        dialect = session.get_bind().dialect.name
-        result = session.execute(_insert_if_new(dialect), values)
-        return bool(result.rowcount == 1)  # type: ignore[attr-defined]
+        wanted = Wanted(key=message_key(message_id), digest=UNCOMPARED, id=message_id)
+        return self.claim_all(session, consumer, [wanted])[0].is_new
+
+    def claim_many(
+        self, session: Session | Connection, consumer: str, messages: Sequence[Message]
+    ) -> list[Claim]:
+        """Claim *messages* with one statement; one answer for each, true if it is new."""
+        return self.claim_all(session, consumer, [wanted(message) for message in messages])
+
+    def claim_all(
+        self, session: Session | Connection, consumer: str, items: Sequence[Wanted]
+    ) -> list[Claim]:
+        """Claim *items*, whose keys and digests are known already."""
+        require_read_committed(session)
+        self._roster.enter(session, consumer, self.window)
+        return claim(session, consumer, items)
+
+    def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
+        """Forget messages: they may be handled again."""
+        unclaim(session, consumer, map(message_key, ids))
 
 
-def _insert_if_new(dialect: str) -> Any:
-    match dialect:
-        case "sqlite":
-            return sqlite.insert(inbox).on_conflict_do_nothing()
-        case "postgresql":
-            # Without preserve_rowcount SQLAlchemy answers -1 here, which is truthy.
-            statement = postgresql.insert(inbox).on_conflict_do_nothing()
-            return statement.execution_options(preserve_rowcount=True)
-        case "mysql" | "mariadb":
-            return mysql.insert(inbox).prefix_with("IGNORE")
-        case other:
-            raise ConfigurationError(
-                f"no dedup statement for {other!r}: use PostgreSQL, MySQL, MariaDB or SQLite"
-            )
+def wanted(message: Message) -> Wanted:
+    """Return what is claimed for *message*: its id, compared by its payload."""
+    return Wanted(
+        key=message_key(message.id), digest=content_digest(message.payload), id=message.id
+    )

@@ -2,45 +2,109 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.errors import ConfigurationError
-from holdfast.idempotency.inbox import Inbox
+from holdfast.idempotency.claim import Wanted, keep_result
+from holdfast.idempotency.results import Results
+from holdfast.idempotency.subject import Subject
+from holdfast.idempotency.window import as_text
 from holdfast.layer import Call, Done, Layer, Stage
+from holdfast.plan import Handler, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
-    from holdfast.plan import Handler
+    from holdfast.idempotency.inbox import Inbox
 
 
 class Idempotent(Layer):
-    """Claims the message in the handler's transaction, or ends the run as a duplicate."""
+    """Claims the message in the handler's transaction, or ends the run as a duplicate.
+
+    The claim, the handler's writes and the events it stages commit together or not at all.
+    """
 
     stage: ClassVar[Stage] = Stage.DEDUP
     label: ClassVar[str] = "@idempotent"
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    def __init__(
+        self, inbox: Inbox, *, key: Callable[..., Any] | None = None, keep_result: bool = False
+    ) -> None:
+        self.inbox = inbox
+        self._key = key
+        self._keeps = keep_result
+        self.subject: Subject | None = None
+        self._results: Results | None = None
+
+    def __call__(self, function: Callable[..., Any]) -> Handler:
+        """Wrap *function*; each one gets a layer of its own that knows it."""
+        own = type(self)(self.inbox, key=self._key, keep_result=self._keeps)
+        inner = function.plan.function if isinstance(function, Handler) else function
+        handler = wrap(own, function)
+        own.subject = Subject(inner, self._key)
+        own._results = Results(inner) if self._keeps else None
+        return handler
 
     def describe(self) -> str:
-        """Say where duplicates are remembered."""
-        return "once per group, handler and message id"
+        """Say what is remembered, and how long."""
+        what = "message id" if self._key is None else "key"
+        window = self.inbox.window
+        kept = "for ever" if window is None else f"for {as_text(window)}"
+        results = ", with its result" if self._keeps else ""
+        return f"once per group, handler and {what}, {kept}{results}"
+
+    def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
+        """Leave out the hook that only stored results need."""
+        if name == "leave" and not self._keeps:
+            return None
+        return super().hook(name, is_async=is_async)
 
     def enter(self, call: Call) -> Done | None:
         """End the run when this message was handled before."""
-        if call.session is None or call.message is None:
-            raise ConfigurationError(
-                "@idempotent needs the handler's transaction: register the handler with "
-                "Consumer(..., database=...) "
-            )
-        if self._inbox.claim(call.session, call.consumer, call.message.id):
+        return self._enter(call, self._about.session(call))
+
+    def leave(self, call: Call) -> None:
+        """Store the result in the same transaction."""
+        if not call.duplicate:
+            self._store(call, self._about.session(call))
+
+    async def enter_async(self, call: Call) -> Done | None:
+        """Claim without blocking the event loop."""
+        session = self._about.session(call)
+        if hasattr(session, "run_sync"):
+            answer: Done | None = await session.run_sync(lambda sync: self._enter(call, sync))
+            return answer
+        return await asyncio.to_thread(self._enter, call, session)
+
+    async def leave_async(self, call: Call) -> None:
+        """Store the result without blocking the event loop."""
+        if call.duplicate:
+            return
+        session = self._about.session(call)
+        if hasattr(session, "run_sync"):
+            await session.run_sync(lambda sync: self._store(call, sync))
+        else:
+            await asyncio.to_thread(self._store, call, session)
+
+    @property
+    def _about(self) -> Subject:
+        if self.subject is None:
+            raise RuntimeError("@idempotent was put into a plan without decorating a function")
+        return self.subject
+
+    def _enter(self, call: Call, session: Any) -> Done | None:
+        wanted = self._about.wanted(call)
+        claim = self.inbox.claim_all(session, self._about.consumer(call), [wanted])[0]
+        if claim.conflict is not None:
+            raise claim.conflict
+        if claim.is_new:
+            call.notes[self] = wanted
             return None
         call.duplicate = True
-        return Done()
+        return Done(None if self._results is None else self._results.decode(claim.result))
 
-
-def idempotent(function: Callable[..., Any]) -> Handler:
-    """Handle each message id once: dedup row and the handler's writes commit together."""
-    return Idempotent(Inbox())(function)
+    def _store(self, call: Call, session: Any) -> None:
+        wanted: Wanted = call.notes[self]
+        if self._results is not None:
+            stored = self._results.encode(call.result)
+            keep_result(session, self._about.consumer(call), wanted.key, stored)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.codec import is_json
-from holdfast.errors import HoldfastError, InvalidMessage
+from holdfast.errors import InvalidMessage, NotFound
 from holdfast.headers import Headers
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Edit:
         return self.payload, headers.pairs
 
 
-class NotParked(HoldfastError):
+class NotParked(NotFound):
     """No parked event answers to this, or it is past the state in which this can be done."""
 
 

@@ -16,7 +16,10 @@ from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from holdfast.consumer.schema import metadata as consumer_metadata
+from holdfast.dlq.schema import metadata as dlq_metadata
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency import metadata as idempotency_metadata
 from holdfast.outbox import metadata as outbox_metadata
 
 if TYPE_CHECKING:
@@ -28,7 +31,12 @@ if TYPE_CHECKING:
 VERSION_TABLE = "holdfast_alembic_version"
 """A table of our own, so that the application's Alembic and ours never meet."""
 
-PACKAGES: dict[str, MetaData] = {"holdfast.outbox.migrations": outbox_metadata}
+PACKAGES: dict[str, MetaData] = {
+    "holdfast.consumer.migrations": consumer_metadata,
+    "holdfast.dlq.migrations": dlq_metadata,
+    "holdfast.idempotency.migrations": idempotency_metadata,
+    "holdfast.outbox.migrations": outbox_metadata,
+}
 """Where the revisions of each branch are, and the tables they must lead to."""
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")

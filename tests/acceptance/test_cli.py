@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
-from holdfast.cli.app import app
+from holdfast.cli.app import COMMANDS
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, create_tables
+
+if TYPE_CHECKING:
+    from holdfast.cli.late import Late
 
 
 def holdfast(
@@ -53,8 +55,43 @@ def test_every_command_teaches_by_an_example() -> None:
             elif "Example" not in (command.epilog or ""):
                 lacking.append(" ".join([*path, name]))
 
-    walk(typer.main.get_command(app), [])
+    for late in COMMANDS:
+        command = late.load()
+        if hasattr(command, "commands"):
+            walk(command, [late.name])
+        elif "Example" not in (command.epilog or ""):
+            lacking.append(late.name)
     assert lacking == []
+
+
+@pytest.mark.parametrize("late", COMMANDS, ids=lambda late: late.name)
+def test_the_overview_says_what_the_command_says(late: Late) -> None:
+    """The line in `holdfast --help` is the first sentence of the command's own --help."""
+    assert late.load().help.split("\n\n")[0].replace("\n", " ") == late.summary
+
+
+@pytest.mark.parametrize("args", [("--help",), ("version",), ("brokers",)])
+def test_small_commands_start_without_the_slow_libraries(args: tuple[str, ...]) -> None:
+    """A command imports what it needs itself: neither SQLAlchemy nor drivers for a --help."""
+    heavy = ("sqlalchemy", "alembic", "prometheus_client", "psycopg", "kafka", "pika", "asyncio")
+    script = (
+        "import sys\nfrom holdfast.cli import main\n"
+        f"try:\n    main({list(args)!r})\n"
+        f"finally:\n    print(sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_mistyped_command_is_told_the_right_one() -> None:
+    """The names are known although nothing is imported."""
+    done = holdfast("relai")
+    assert done.returncode == 2
+    assert "relay" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_broker_is_one_sentence(tmp_path: Path) -> None:

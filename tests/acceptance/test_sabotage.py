@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+INBOX = "tests/integration/idempotency/test_inbox.py"
 KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
 
 
@@ -20,18 +21,20 @@ KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
         ("acknowledge_early", f"{KIT}::test_a_living_member_takes_over_from_a_killed_one"),
         ("skip_unfinished", "tests/unit/test_watermark.py"),
         ("two_owners", f"{KIT}::test_two_members_share_the_work"),
+        ("dedup_apart", f"{INBOX}::test_a_failed_delivery_is_not_remembered_as_done[sqlite]"),
     ],
 )
 def test_a_broken_promise_is_seen(sabotage: str, suite: str) -> None:
     """Each sabotage fails what guards the promise; without it the suite passes."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", "-p", f"tests.sabotage.{sabotage}", suite],
+        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider",
+         "-p", "tests.sabotage.impatience", "-p", f"tests.sabotage.{sabotage}", suite],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
         timeout=170,
-    )
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"\d+ failed", done.stdout), done.stdout

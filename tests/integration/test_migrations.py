@@ -16,6 +16,7 @@ from holdfast.cli.migrations import Migrations, ddl
 from holdfast.cli.migrations.history import PACKAGES, VERSION_TABLE
 from holdfast.database import open_database
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency import create_tables as create_inbox_tables
 from holdfast.outbox import LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.tables import MissingTables, missing_tables
 
@@ -58,17 +59,18 @@ def differences(engine: Engine) -> list[object]:
 def test_the_migrations_make_exactly_the_tables_of_the_code(database: Engine) -> None:
     """No column, type or index differs after an upgrade."""
     moved = Migrations(database).upgrade()
-    assert [branch.name for branch in moved] == ["outbox"]
+    assert "outbox" in {branch.name for branch in moved}
+    assert len(moved) == len(PACKAGES)
     assert differences(database) == []
 
 
 def test_an_upgrade_run_again_does_nothing(database: Engine) -> None:
     """Deployments may run it each time."""
     migrations = Migrations(database)
-    assert not migrations.branches()[0].is_current
+    assert not any(branch.is_current for branch in migrations.branches())
     migrations.upgrade()
     assert migrations.upgrade() == []
-    assert migrations.branches()[0].is_current
+    assert all(branch.is_current for branch in migrations.branches())
 
 
 def test_a_difference_is_noticed(database: Engine) -> None:
@@ -83,6 +85,7 @@ def test_a_difference_is_noticed(database: Engine) -> None:
 def test_tables_that_were_created_without_migrations_are_adopted(database: Engine) -> None:
     """Who began with `create_tables` can go over to migrations without losing an event."""
     create_tables(database)
+    create_inbox_tables(database)
     with Session(database) as session, session.begin():
         Outbox().add(session, {"n": 1}, topic="orders", key="k")
     Migrations(database).upgrade()
@@ -117,7 +120,7 @@ def test_upgrades_at_the_same_time_take_turns(database: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(moved) == [0, 0, 0, 1]
+    assert sorted(moved) == [0, 0, 0, len(PACKAGES)]
     assert differences(database) == []
 
 
@@ -150,7 +153,8 @@ def test_a_revision_from_the_future_is_refused(database: Engine) -> None:
     """An older Holdfast does not touch tables that a newer one made."""
     Migrations(database).upgrade()
     with database.begin() as db:
-        db.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = 'outbox_9999'"))  # noqa: S608
+        newer = "SET version_num = 'outbox_9999' WHERE version_num LIKE 'outbox%'"
+        db.execute(text(f"UPDATE {VERSION_TABLE} {newer}"))
     with pytest.raises(ConfigurationError, match="newer"):
         Migrations(database).upgrade()
     with pytest.raises(ConfigurationError, match="newer"):

@@ -1,0 +1,204 @@
+"""One run of a consumer: its parts put together, started, and taken down in order."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast.consumer.books import translated
+from holdfast.consumer.chores import Chores
+from holdfast.consumer.clerk import Clerk
+from holdfast.consumer.crew import Crew
+from holdfast.consumer.gates import Gates
+from holdfast.consumer.lanes import Lanes
+from holdfast.consumer.performer import Performer
+from holdfast.consumer.runtime import Runtime
+from holdfast.consumer.tables import require_tables
+from holdfast.consumer.work import Work, current_work
+from holdfast.dlq import capture
+from holdfast.dlq.replay.marks import replay_topic
+from holdfast.errors import BrokerDown, HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.books import Books
+    from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.route import Route
+    from holdfast.consumer.settings import Settings
+    from holdfast.consumer.tally import Tally
+    from holdfast.ports import Broker
+
+log = logging.getLogger("holdfast.consumer")
+
+
+class Assembly:
+    """Poll thread, crew, clerk and lanes of one run."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: str,
+        routes: Mapping[str, Route],
+        books: Books | None,
+        home: Any,
+        *,
+        owner: str,
+        settings: Settings,
+        clock: Clock,
+        tally: Tally,
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self._broker, self._group, self._routes = broker, group, routes
+        self._books, self._home, self._owner = books, home, owner
+        self._settings, self._clock = settings, clock
+        self._fatal: BaseException | None = None
+        self.clerk: Clerk | None = None
+        self._chores: Chores | None = None
+        gates = Gates(routes.values(), clock)
+        self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
+        self._gates = gates
+        performer = Performer(
+            self.lanes, books, owner=owner, settings=settings, tally=tally, metrics=metrics,
+            bury=self._bury, stop=self._fail,
+        )  # fmt: skip
+        self._crew = Crew(
+            self.lanes, performer, workers=settings.workers, tasks=settings.tasks,
+            has_async=any(route.plan.is_async for route in routes.values()), clock=clock,
+            finished=self._finished,
+        )  # fmt: skip
+        if books is not None:
+            self._chores = chores = Chores(
+                books, self.lanes, routes, owner=owner, settings=settings, clock=clock,
+                metrics=metrics, sharing=[],
+            )  # fmt: skip
+            self.clerk = Clerk(
+                books, self.lanes, owner=owner, settings=settings, clock=clock, chores=chores
+            )
+            chores.admit = self.clerk.admit
+        self.runtime = Runtime(
+            group, routes, self.lanes, gates, admit=self._admit, is_down=self._is_down,
+            settings=settings, clock=clock, tally=tally, metrics=metrics,
+        )  # fmt: skip
+        metrics.begin(routes, lambda: len(self.lanes.running()))
+
+    def run(self, *, until_idle: bool) -> None:
+        """Run until stopped, or until nothing is left to do."""
+        with ExitStack() as closing:
+            self._open(closing)
+            while not self.runtime.stopping.is_set():
+                came = self.runtime.step()
+                if until_idle and not came and self._is_idle():
+                    break
+            self.runtime.drain(self._settings.drain_seconds)
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        """End the run in good order; asked again, at once."""
+        if self.runtime.stopping.is_set():
+            self.runtime.hurry.set()
+        self.runtime.stopping.set()
+        self._wake()
+
+    def _open(self, closing: ExitStack) -> None:
+        if self._books is not None:
+            with translated(), self._books.engine.connect() as db:
+                require_tables(db)
+        topics = [*self._routes, *(replay_topic(topic, self._group) for topic in self._routes)]
+        source = self._connected(sorted(topics))
+        self.runtime.attach(source)
+        closing.callback(self._close, source)
+        for end in self._gates.listen(self._wake):
+            closing.callback(end)
+        if self.clerk is not None:
+            self.clerk.start()
+            closing.callback(self._depart)
+            closing.callback(self.clerk.stop)
+        self._crew.start()
+        closing.callback(self._crew.stop)
+
+    def _connected(self, topics: list[str]) -> Any:
+        """Return the source, however long the broker takes to answer."""
+        for topic in topics:
+            if topic.endswith(f".{self._group}.replay"):
+                with suppress(HoldfastError):
+                    self._broker.create_topic(topic)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._broker.source(topics, group=self._group, listener=self.runtime)
+            except BrokerDown as error:
+                log.error("the broker is down, the consumer waits for it: %s", error)  # noqa: TRY400
+                delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
+                if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):
+                    raise
+
+    def _is_idle(self) -> bool:
+        if not self.lanes.is_empty() or not (self.clerk is None or self.clerk.is_idle):
+            return False
+        if self._chores is not None and self._chores.retrying:
+            return False
+        source = self.runtime.source
+        try:
+            return not any(source.lag().values())
+        except BrokerDown:
+            return False
+
+    def _admit(self, works: list[Work]) -> None:
+        if self.clerk is None:
+            self.lanes.admit(works)
+        else:
+            self.clerk.admit(works)
+
+    def _finished(self, work: Work) -> None:
+        if self.clerk is not None:
+            self.clerk.finished(work)
+            if work.row is not None:
+                self.clerk.hurry()
+
+    def _is_down(self) -> str | None:
+        return None if self.clerk is None else self.clerk.down
+
+    def _wake(self) -> None:
+        self.runtime.wake()
+
+    def _fail(self, error: BaseException) -> None:
+        self._fatal = error
+        self.runtime.stopping.set()
+        self._wake()
+
+    def _bury(self, work: Work, error: BaseException) -> None:
+        """Dead-letter a message that no handler may see any more."""
+        letter = capture(
+            work.message, error, group=self._group, handler=work.route.name,
+            delivery=work.delivery if work.row is None else work.row.origin,
+            attempts=work.attempt + work.crashes, stage="crash", clock=self._clock,
+        )  # fmt: skip
+        token = current_work.set(work)
+        try:
+            self._home.put(letter)
+        finally:
+            current_work.reset(token)
+        log.error("message %s is dead-lettered as %s: %s", work.message.id, letter.dlq_id, error)
+
+    def _depart(self) -> None:
+        """Say goodbye to the database: nobody is blamed for what was left."""
+        books = self._books
+        if books is None:
+            return
+        try:
+            with translated():
+                books.ledger.depart(self._owner)
+            books.run(lambda db: books.held.leave(db, self._owner))
+        except HoldfastError as error:
+            log.warning("the database did not hear that this consumer ends: %s", error)
+
+    def _close(self, source: Any) -> None:
+        try:
+            source.close()
+        except HoldfastError as error:
+            log.warning("the broker did not hear that this consumer ends: %s", error)

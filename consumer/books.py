@@ -1,0 +1,201 @@
+"""What the consumer writes to its database: attempts, held keys, dead letters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast.consumer.held import Held, HeldKey, hash_of
+from holdfast.consumer.transaction import DatabaseDown
+from holdfast.consumer.work import current_work
+from holdfast.errors import DependencyDown
+from holdfast.idempotency import Ledger
+from holdfast.idempotency.transactions import transact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.settings import Settings
+    from holdfast.consumer.work import Work
+    from holdfast.ports import Delivery
+
+log = logging.getLogger("holdfast.consumer")
+T = TypeVar("T")
+
+
+class TooManyHeld(DependencyDown):
+    """The bound of parked messages is reached: the partition waits, nothing overtakes."""
+
+
+class Books:
+    """The consumer's side of the database; every method is one short transaction.
+
+    Whatever goes wrong in it is `DatabaseDown`: nothing was written, the message is not
+    acknowledged and comes again.
+    """
+
+    def __init__(self, engine: Engine, group: str, settings: Settings, clock: Clock) -> None:
+        self.engine = engine
+        self.held = Held(group)
+        self.ledger = Ledger(engine, clock=clock, owner_seconds=settings.takeover_seconds)
+        self.held_total = 0
+        """How many messages are parked, as last counted."""
+        self._settings = settings
+        self._clock = clock
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Return what *work* returns in a transaction of its own."""
+        with translated():
+            return transact(self.engine, work, clock=self._clock)
+
+    def failed(self, work: Work, error: BaseException) -> None:
+        """Count a failed attempt."""
+        with translated():
+            self.ledger.failed(*work.identity, error)
+        work.known = True
+
+    def alone(self, work: Work, owner: str) -> None:
+        """Mark that *work* runs with nothing beside it."""
+        with translated():
+            self.ledger.starting(work.route.consumer, [work.message.id], owner, alone=True)
+
+    def finished(self, work: Work, owner: str) -> None:
+        """Remove the mark of *work*."""
+        with translated():
+            self.ledger.finished(work.route.consumer, [work.message.id], owner)
+
+    def postpone(self, work: Work, delay: float, error: BaseException | None) -> None:
+        """Park *work* until its retry is due: committed before the broker is told."""
+        note = "retry" if error is None else f"retry after {type(error).__name__}: {error}"
+
+        def write(db: Connection) -> None:
+            for _ in range(work.unproven):
+                self.ledger.failed(*work.identity, note, connection=db)
+            if work.row is not None:
+                self.held.postpone_again(db, work.row, attempt=work.attempt, delay=delay)
+            else:
+                self.held.postpone(
+                    db, key_of(work), origin_of(work), attempt=work.attempt, delay=delay, note=note
+                )
+
+        self.run(write)
+
+    def park_behind(self, work: Work) -> bool:
+        """Park *work* behind its key; False if the key is not held any more."""
+        if self.held_total >= self._settings.most_held:
+            raise TooManyHeld(
+                f"{self.held_total} messages are held, the most allowed (most_held): close their "
+                "dead letters, or use  holdfast keys release"
+            )
+        most = self._settings.most_held_per_key
+
+        def write(db: Connection) -> int | None:
+            waiting = self.held.park(db, key_of(work), origin_of(work), work.attempt)
+            if waiting is not None and waiting > most:
+                raise TooManyHeld(
+                    f"key {work.message.key_text!r} of {work.route.topic} has {most} messages "
+                    "parked, the most allowed (most_held_per_key): close its dead letter, or use  "
+                    "holdfast keys release"
+                )
+            return waiting
+
+        return self.run(write) is not None
+
+    def settle(self, db: Connection, work: Work) -> None:
+        """Note in the transaction of its effect that *work* is done with."""
+        if work.row is not None:
+            self.held.done(db, work.row)
+        if work.known:
+            self.ledger.forget(work.route.consumer, [work.message.id], connection=db)
+
+    def confirm(self, db: Connection, work: Work) -> None:
+        """Note in the transaction of its effect that *work* was handled."""
+        self.settle(db, work)
+        if work.message.is_replay:
+            from holdfast.dlq.replay.outcomes import confirmed
+
+            confirmed(db, work.message, clock=self._clock)
+
+    def bury(self, work: Work, letter: Any, put: Callable[[Any, Connection], None]) -> None:
+        """Store *letter* and hold its key: both or neither."""
+
+        def write(db: Connection) -> None:
+            put(letter, db)
+            self.settle(db, work)
+            if self._settings.quarantine and self._settings.parks and work.message.key is not None:
+                self.held.hold(
+                    db, key_of(work), dlq_id=str(letter.dlq_id), note=f"dead letter {letter.dlq_id}"
+                )
+
+        self.run(write)
+
+
+class QuarantineHome:
+    """The consumer's home of dead letters: the letter and the hold on its key commit together."""
+
+    in_thread = True
+
+    def __init__(self, books: Books, home: Any) -> None:
+        self._books = books
+        self._home = home
+
+    def put(self, letter: Any, connection: Connection | None = None) -> None:
+        """Return once *letter* is durable and its key is held."""
+        work = current_work.get()
+        if connection is not None or work is None:
+            self._home.put(letter, connection)
+            return
+        self._books.bury(work, letter, self._home.put)
+        work.letter = letter
+
+
+class NotingHome:
+    """The home of dead letters of a consumer without a database: a topic, and nothing is held."""
+
+    in_thread = True
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+        self._lock = threading.Lock()  # threads do not share a sink
+
+    def put(self, letter: Any, connection: Connection | None = None) -> None:
+        """Return once *letter* is durable."""
+        with self._lock:
+            self._home.put(letter, connection)
+        work = current_work.get()
+        if work is not None:
+            work.letter = letter
+
+
+def key_of(work: Work) -> HeldKey:
+    """Return the key of *work* as it is held."""
+    if work.row is not None:
+        return work.row.key
+    key = work.message.key
+    return HeldKey(work.route.topic, hash_of(key, work.message.id), key)
+
+
+def origin_of(work: Work) -> Delivery:
+    """Return the delivery that *work* came with, at first."""
+    found = work.delivery if work.row is None else work.row.origin
+    if found is None:
+        raise ValueError("a work comes from a delivery or from a row")
+    return found
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what the database raises as `DatabaseDown`."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise DatabaseDown(
+            f"the consumer's tables cannot be written: {type(error).__name__}: {error}"[:500]
+        ) from error

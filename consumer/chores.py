@@ -1,0 +1,138 @@
+"""What the clerk looks after every second: signs of life, crashes, parked keys, circuits."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from holdfast.consumer.books import translated
+from holdfast.consumer.work import LaneKey, Work
+from holdfast.dlq import closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sqlalchemy.engine import Connection
+
+    from holdfast.circuit import Sharing
+    from holdfast.clock import Clock
+    from holdfast.consumer.books import Books
+    from holdfast.consumer.held import HeldKey
+    from holdfast.consumer.lanes import Lanes
+    from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.route import Route
+    from holdfast.consumer.settings import Settings
+
+log = logging.getLogger("holdfast.consumer")
+_KEYS_AT_ONCE = 20
+_ROWS_AT_ONCE = 50
+_LETTERS_AT_ONCE = 1000
+_PRUNE_EVERY = 600.0
+_PRUNE_OLDER = 7 * 86400.0
+
+
+class Chores:
+    """Keeps this process known as alive and lets parked messages run when their time comes."""
+
+    def __init__(
+        self,
+        books: Books,
+        lanes: Lanes,
+        routes: Mapping[str, Route],
+        *,
+        owner: str,
+        settings: Settings,
+        clock: Clock,
+        metrics: ConsumerMetrics,
+        sharing: list[Sharing],
+    ) -> None:
+        self._books = books
+        self._lanes = lanes
+        self._routes = routes
+        self._owner = owner
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self._sharing = sharing
+        self._after = ""
+        self._next_sweep = self._next_prune = 0.0
+        self.retrying = 0
+        """How many keys wait for a retry that is due later."""
+        self.admit: Callable[[list[Work]], None] = lambda _works: None
+
+    def __call__(self) -> None:
+        """Do everything once; raises `DatabaseDown` when the database does not answer."""
+        now = self._clock.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + self._settings.takeover_seconds / 3
+            with translated():
+                self._books.ledger.alive(self._owner)
+                for orphan in self._books.ledger.orphans():
+                    log.warning("process %s died while it handled message %s of %s%s", orphan.owner,
+                                orphan.message_id, orphan.consumer,
+                                ", alone" if orphan.alone else "")  # fmt: skip
+        if now >= self._next_prune:
+            self._next_prune = now + _PRUNE_EVERY
+            with translated():
+                self._books.ledger.prune(older_than=_PRUNE_OLDER)
+        for sharing in self._sharing:
+            with translated():
+                sharing.refresh()
+        if self._settings.parks:
+            self._books.run(self._release_closed)
+            for key, rows in self._books.run(self._due).items():
+                self._take_up(key, rows)
+            self._books.run(self._count)
+
+    def _release_closed(self, db: Connection) -> None:
+        waiting = self._books.held.quarantined(db, self._after, _LETTERS_AT_ONCE)
+        self._after = waiting[-1][0] if len(waiting) == _LETTERS_AT_ONCE else ""
+        if not waiting:
+            return
+        resolved = closed(db, [dlq_id for dlq_id, _ in waiting])
+        for dlq_id, key in waiting:
+            if dlq_id in resolved and self._books.held.release(db, key):
+                log.info("dead letter %s is closed: its key goes on", dlq_id)
+
+    def _due(self, db: Connection) -> dict[HeldKey, list[Work]]:
+        """Return the works of the keys that are ours now and of which nothing is in hand."""
+        held, ttl = self._books.held, self._settings.takeover_seconds
+        mine = held.renew(db, self._owner, ttl)
+        if len(mine) < _KEYS_AT_ONCE:
+            mine += held.claim_due(db, self._owner, ttl, _KEYS_AT_ONCE - len(mine))
+        found: dict[HeldKey, list[Work]] = {}
+        for key in mine:
+            route = self._routes.get(key.topic)
+            if route is None or self._lanes.has(lane_key(key)):
+                continue
+            rows = held.rows(db, key, _ROWS_AT_ONCE)
+            if not rows:
+                held.let_go(db, key)
+                continue
+            found[key] = [
+                Work(
+                    route=route,
+                    message=row.origin.message,
+                    lane_key=lane_key(key),
+                    row=row,
+                    attempt=row.attempt,
+                )
+                for row in rows
+            ]
+        return found
+
+    def _take_up(self, key: HeldKey, works: list[Work]) -> None:
+        if not self._lanes.has(lane_key(key)):
+            self._lanes.reserve(works)
+            self.admit(works)
+
+    def _count(self, db: Connection) -> None:
+        keys, parked, self.retrying = self._books.held.totals(db)
+        self._books.held_total = parked
+        self._metrics.held_keys.set(keys)
+        self._metrics.parked.set(parked)
+
+
+def lane_key(key: HeldKey) -> LaneKey:
+    """Return the lane in which the parked messages of *key* run."""
+    return ("held", key.topic, key.key_hash)

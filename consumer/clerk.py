@@ -1,0 +1,208 @@
+"""The clerk: the one thread that asks the database about messages before they may run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from holdfast.consumer.held import hash_of
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.books import Books
+    from holdfast.consumer.lanes import Lanes
+    from holdfast.consumer.settings import Settings
+    from holdfast.consumer.work import LaneKey, Work
+
+log = logging.getLogger("holdfast.consumer")
+_SOON = 0.1  # seconds after which finished marks are removed, many in one write
+_LOOK_AGAIN = 1.0
+
+
+class Clerk:
+    """Admits polled messages: one transaction per batch reads what is known and marks the start.
+
+    The poll thread never waits for the database: it hands batches over here. While the
+    database is down, nothing is admitted and the intake stops by its own bound.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        lanes: Lanes,
+        *,
+        owner: str,
+        settings: Settings,
+        clock: Clock,
+        chores: Callable[[], None],
+    ) -> None:
+        self._books = books
+        self._lanes = lanes
+        self._owner = owner
+        self._settings = settings
+        self._clock = clock
+        self._chores = chores
+        self._inbox: SimpleQueue[list[Work] | None] = SimpleQueue()
+        self._undecided: list[Work] = []
+        self._done: SimpleQueue[Work] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-clerk", daemon=True)
+        self._busy = False
+        self._next_chores = 0.0
+        self.down: str | None = None
+        """Why the database cannot be used, None while it can."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is in hand; the marks of this process are removed."""
+        self._stopping.set()
+        self._inbox.put(None)
+        self._thread.join(timeout=10.0)
+
+    def admit(self, works: list[Work]) -> None:
+        """Have *works* admitted, in order."""
+        self._inbox.put(works)
+
+    def hurry(self) -> None:
+        """Do the chores at once: a parked key may go on."""
+        self._next_chores = 0.0
+
+    def finished(self, work: Work) -> None:
+        """Have the start mark of *work* removed, soon."""
+        self._done.put(work)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for admission."""
+        return self._inbox.empty() and not self._busy and not self._undecided
+
+    def _run(self) -> None:
+        next_look = 0.0
+        while not self._stopping.is_set():
+            works = self._next_batch()
+            self._busy = True
+            if works:
+                self._patiently(lambda works=works: self._admit(works))  # type: ignore[misc]
+            now = self._clock.monotonic()
+            if self._undecided and now >= next_look:
+                next_look = now + _LOOK_AGAIN
+                waiting, self._undecided = self._undecided, []
+                self._patiently(lambda: self._admit(waiting))  # noqa: B023 - run at once
+            self._patiently(self._unmark)
+            if now >= self._next_chores:
+                self._next_chores = now + self._settings.due_seconds
+                self._patiently(self._chores)
+            self._busy = False
+        self._patiently(self._unmark)
+
+    def _next_batch(self) -> list[Work]:
+        works: list[Work] = []
+        try:
+            batch = self._inbox.get(timeout=_SOON)
+            while batch is not None:
+                works += batch
+                batch = self._inbox.get_nowait()
+        except Empty:
+            pass
+        return works
+
+    def _patiently(self, job: Callable[[], None]) -> None:
+        """Do *job*, again and again until the database lets it pass or the consumer stops."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                job()
+            except HoldfastError as error:
+                if self.down is None:
+                    log.error("the intake stops, nothing is acknowledged: %s", error)  # noqa: TRY400
+                self.down = str(error)
+                delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
+                if self._clock.wait(self._stopping, min(delay, 5.0)):
+                    return
+            except Exception:
+                log.critical("the consumer failed in itself: please report this", exc_info=True)
+                if self._clock.wait(self._stopping, 1.0):
+                    return
+            else:
+                if self.down is not None:
+                    log.warning("the database answers again, the intake goes on")
+                self.down = None
+                return
+
+    def _admit(self, works: list[Work]) -> None:
+        ready, held = self._books.run(lambda db: self._looked_up(db, works))
+        known = set(map(id, ready))
+        self._undecided += [work for work in works if id(work) not in known]
+        self._lanes.admit(ready, held)
+
+    def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:
+        ready: list[Work] = []
+        held: set[LaneKey] = set()
+        by_consumer: dict[str, list[Work]] = {}
+        for work in works:
+            if not work.dropped:
+                by_consumer.setdefault(work.route.consumer, []).append(work)
+        for consumer, mine in sorted(by_consumer.items()):
+            taken = self._standing(db, consumer, mine)
+            ids = [work.message.id for work in taken]
+            self._books.ledger.starting(consumer, ids, self._owner, connection=db)
+            held |= self._held(db, taken)
+            ready += taken
+        return ready, held
+
+    def _standing(self, db: Connection, consumer: str, works: list[Work]) -> list[Work]:
+        """Write what is known onto *works*; leave out those that run alone somewhere else."""
+        ids = [work.message.id for work in works]
+        found = self._books.ledger.standing(consumer, ids, owner=self._owner, connection=db)
+        taken = []
+        for work in works:
+            standing = found.get(work.message.id)
+            if standing is not None:
+                if standing.begun_alone:
+                    continue
+                if work.row is None:
+                    work.attempt = standing.failed + 1
+                work.known = True
+                work.crashes = standing.crashed
+                work.suspect = standing.is_suspect
+            taken.append(work)
+        return taken
+
+    def _held(self, db: Connection, works: list[Work]) -> set[LaneKey]:
+        fresh = [work for work in works if work.row is None and not work.message.is_replay]
+        if not fresh:
+            return set()
+        by_hash = {hash_of(work.message.key, work.message.id): work.lane_key for work in fresh}
+        found = self._books.held.among(db, fresh[0].route.topic, list(by_hash))
+        return {by_hash[one] for one in found}
+
+    def _unmark(self) -> None:
+        by_consumer: dict[str, list[str]] = {}
+        try:
+            while True:
+                work = self._done.get_nowait()
+                by_consumer.setdefault(work.route.consumer, []).append(work.message.id)
+        except Empty:
+            pass
+        if not by_consumer:
+            return
+
+        def write(db: Connection) -> None:
+            for consumer, ids in sorted(by_consumer.items()):
+                self._books.ledger.finished(consumer, ids, self._owner, connection=db)
+
+        try:
+            self._books.run(write)
+        except HoldfastError:
+            return  # a mark too many makes a suspect, which runs alone and is cleared by that

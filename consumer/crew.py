@@ -1,0 +1,148 @@
+"""The crew: threads for `def` handlers, one event loop for `async def` handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from holdfast.consumer.work import Released, Verdict, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.lanes import Lanes
+    from holdfast.consumer.performer import Performer
+
+log = logging.getLogger("holdfast.consumer")
+_END = object()
+
+
+class Judgement:
+    """An `async def` handler has ended; a thread judges it, since that may write."""
+
+    __slots__ = ("error", "result", "work")
+
+    def __init__(self, work: Work, result: Any, error: BaseException | None) -> None:
+        self.work, self.result, self.error = work, result, error
+
+
+class Crew:
+    """Takes works from the lanes, has them performed, and reports the verdicts.
+
+    The threads are daemons: a handler that hangs cannot keep the process from ending.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        performer: Performer,
+        *,
+        workers: int,
+        tasks: int,
+        has_async: bool,
+        clock: Clock,
+        finished: Callable[[Work], None],
+    ) -> None:
+        self._lanes = lanes
+        self._performer = performer
+        self._clock = clock
+        self._finished = finished
+        self._threads = [
+            threading.Thread(target=self._work, name=f"holdfast-worker-{n}", daemon=True)
+            for n in range(workers)
+        ]
+        self._loop = asyncio.new_event_loop() if has_async else None
+        self._room = asyncio.Semaphore(tasks)
+        if self._loop is not None:
+            loop = threading.Thread(target=self._serve, name="holdfast-loop", daemon=True)
+            self._threads.append(loop)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let idle threads go; those with a handler go when it returns."""
+        for _ in self._threads:
+            self._lanes.ready.put(_END)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_loop)
+        for thread in self._threads:
+            thread.join(timeout=0.5 if self._lanes.running() else 5.0)
+
+    def _work(self) -> None:
+        while True:
+            item = self._lanes.ready.get()
+            if item is _END:
+                return
+            try:
+                self._take(item)
+            except BaseException:
+                # Nothing is settled by this; a thread that died would stop its lanes for good.
+                log.critical("the consumer failed in itself: please report this", exc_info=True)
+                work = item.work if isinstance(item, Judgement) else item
+                self._lanes.finish(work, Released())
+
+    def _take(self, item: Work | Judgement) -> None:
+        if isinstance(item, Judgement):
+            self._end(item.work, self._performer.judge(item.work, item.result, item.error))
+            return
+        work = item
+        if not self._lanes.begin(work):
+            self._end(work, Released())
+            return
+        work.started = work.reported = self._clock.monotonic()
+        verdict = self._performer.before(work)
+        if verdict is not None:
+            self._end(work, verdict)
+            return
+        self._performer.prepare(work)
+        if work.route.plan.is_async:
+            self._submit(work)
+        else:
+            self._end(work, self._performer.judge(work, *self._performer.run(work)))
+
+    def _end(self, work: Work, verdict: Verdict) -> None:
+        if self._performer.after(work, verdict):
+            self._finished(work)
+        self._lanes.finish(work, verdict)
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def _submit(self, work: Work) -> None:
+        loop = self._loop
+        assert loop is not None  # noqa: S101
+
+        def begin() -> None:
+            task = loop.create_task(self._perform(work), context=work.context)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            work.task = lambda: loop.call_soon_threadsafe(task.cancel)
+
+        loop.call_soon_threadsafe(begin)
+
+    async def _perform(self, work: Work) -> None:
+        try:
+            async with self._room:
+                work.started = work.reported = self._clock.monotonic()
+                result, error = await self._performer.run_async(work)
+        except BaseException as cancelled:  # noqa: BLE001 - it had not begun
+            result, error = None, cancelled
+        self._lanes.ready.put(Judgement(work, result, error))
+
+    def _serve(self) -> None:
+        assert self._loop is not None  # noqa: S101
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None  # noqa: S101
+        for task in self._tasks:
+            task.cancel()
+        self._loop.call_later(0.2 if self._tasks else 0.0, self._loop.stop)

@@ -1,0 +1,248 @@
+"""Held keys: messages parked in the database, in order, until their key may go on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import and_, delete, func, insert, or_, select, update
+
+from holdfast.consumer.schema import database_now, held, held_key
+from holdfast.errors import StaleDelivery
+from holdfast.ports import Delivery, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.engine import Connection
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]]).decode
+_LONGEST_NOTE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """One key of one topic, for one group."""
+
+    topic: str
+    key_hash: str
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """One parked message: where it waits, how often it failed, and as what it came."""
+
+    seq: int
+    key: HeldKey
+    attempt: int
+    origin: Delivery
+
+
+def hash_of(key: bytes | None, message_id: str) -> str:
+    """Return how a key is found; a message without a key is alone with itself."""
+    content = b"id:" + message_id.encode() if key is None else b"key:" + key
+    return hashlib.sha256(content).hexdigest()
+
+
+class Held:
+    """The held keys of one group; every method joins the caller's transaction."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def among(self, db: Connection, topic: str, hashes: Collection[str]) -> set[str]:
+        """Return those of *hashes* whose key is held."""
+        if not hashes:
+            return set()
+        found = select(held_key.c.key_hash).where(
+            held_key.c.grp == self._group,
+            held_key.c.topic == topic,
+            held_key.c.key_hash.in_(sorted(hashes)),
+        )
+        return set(db.execute(found).scalars())
+
+    def hold(self, db: Connection, key: HeldKey, *, dlq_id: str | None, note: str) -> None:
+        """Hold *key* until dead letter *dlq_id* is closed; what is parked there stays."""
+        changed = db.execute(
+            update(held_key)
+            .where(self._is(key))
+            .values(dlq_id=dlq_id, due=None, owner=None, until=0.0, note=_cut(note))
+        )
+        if changed.rowcount == 0:
+            self._insert_key(db, key, dlq_id=dlq_id, due=None, note=note)
+
+    def park(self, db: Connection, key: HeldKey, origin: Delivery, attempt: int) -> int | None:
+        """Park *origin* behind its key; return how many wait there, None if it is not held."""
+        counted = update(held_key).where(self._is(key)).values(parked=held_key.c.parked + 1)
+        if db.execute(counted).rowcount == 0:
+            return None
+        return self._add(db, key, origin, attempt)
+
+    def postpone(
+        self, db: Connection, key: HeldKey, origin: Delivery, *, attempt: int, delay: float,
+        note: str,
+    ) -> None:  # fmt: skip
+        """Park *origin* to be tried again after *delay*; its key waits behind it."""
+        due = database_now() + delay
+        counted = (
+            update(held_key).where(self._is(key)).values(parked=held_key.c.parked + 1, due=due)
+        )
+        if db.execute(counted).rowcount == 0:
+            self._insert_key(db, key, dlq_id=None, due=due, note=note, parked=1)
+        self._add(db, key, origin, attempt)
+
+    def postpone_again(self, db: Connection, row: HeldRow, *, attempt: int, delay: float) -> None:
+        """Keep a parked message for later; whoever is free then takes its key up."""
+        db.execute(update(held).where(held.c.seq == row.seq).values(attempt=attempt))
+        db.execute(
+            update(held_key)
+            .where(self._is(row.key))
+            .values(due=database_now() + delay, owner=None, until=0.0)
+        )
+
+    def done(self, db: Connection, row: HeldRow) -> None:
+        """Remove a parked message in the transaction of its effect: once, whoever else tries."""
+        if db.execute(delete(held).where(held.c.seq == row.seq)).rowcount != 1:
+            raise StaleDelivery(f"parked message {row.seq} was handled by another process")
+        db.execute(update(held_key).where(self._is(row.key)).values(parked=held_key.c.parked - 1))
+
+    def let_go(self, db: Connection, key: HeldKey) -> bool:
+        """Stop holding *key* if nothing waits there; return whether it is free."""
+        gone = delete(held_key).where(
+            self._is(key), held_key.c.parked <= 0, held_key.c.dlq_id.is_(None)
+        )
+        return db.execute(gone).rowcount == 1
+
+    def claim_due(self, db: Connection, owner: str, ttl: float, limit: int) -> list[HeldKey]:
+        """Take up keys whose time has come and that nobody works on."""
+        now = database_now()
+        free = and_(
+            held_key.c.grp == self._group,
+            held_key.c.due <= now,
+            or_(held_key.c.owner.is_(None), held_key.c.until < now),
+        )
+        columns = (held_key.c.topic, held_key.c.key_hash, held_key.c.key)
+        found = [HeldKey(*row) for row in db.execute(select(*columns).where(free).limit(limit))]
+        return [
+            key
+            for key in found
+            if db.execute(
+                update(held_key).where(self._is(key), free).values(owner=owner, until=now + ttl)
+            ).rowcount
+        ]
+
+    def renew(self, db: Connection, owner: str, ttl: float) -> list[HeldKey]:
+        """Keep the keys of *owner* for another while, and return them."""
+        mine = and_(held_key.c.grp == self._group, held_key.c.owner == owner)
+        columns = (held_key.c.topic, held_key.c.key_hash, held_key.c.key)
+        found = [HeldKey(*row) for row in db.execute(select(*columns).where(mine))]
+        if found:
+            db.execute(update(held_key).where(mine).values(until=database_now() + ttl))
+        return found
+
+    def leave(self, db: Connection, owner: str) -> None:
+        """Give the keys of *owner* to the others at once."""
+        db.execute(
+            update(held_key)
+            .where(held_key.c.grp == self._group, held_key.c.owner == owner)
+            .values(owner=None, until=0.0)
+        )
+
+    def rows(self, db: Connection, key: HeldKey, limit: int) -> list[HeldRow]:
+        """Return the first messages parked behind *key*, in order."""
+        wanted = (
+            select(held)
+            .where(
+                held.c.grp == self._group,
+                held.c.topic == key.topic,
+                held.c.key_hash == key.key_hash,
+            )
+            .order_by(held.c.seq)
+            .limit(limit)
+        )
+        return [_row(key, row) for row in db.execute(wanted)]
+
+    def quarantined(self, db: Connection, after: str, limit: int) -> list[tuple[str, HeldKey]]:
+        """Return keys that wait for a dead letter to be closed, in the order of its id."""
+        columns = (held_key.c.topic, held_key.c.key_hash, held_key.c.key, held_key.c.dlq_id)
+        wanted = (
+            select(*columns)
+            .where(held_key.c.grp == self._group, held_key.c.dlq_id > after)
+            .order_by(held_key.c.dlq_id)
+            .limit(limit)
+        )
+        return [(row.dlq_id, HeldKey(*row[:3])) for row in db.execute(wanted)]
+
+    def release(self, db: Connection, key: HeldKey) -> bool:
+        """Let *key* go on: what is parked runs in order, before anything newer."""
+        freed = update(held_key).where(self._is(key)).values(dlq_id=None, due=0.0)
+        return db.execute(freed).rowcount == 1
+
+    def totals(self, db: Connection) -> tuple[int, int, int]:
+        """Return how many keys are held, how many messages wait, and how many keys are to retry."""
+        wanted = select(
+            func.count(), func.coalesce(func.sum(held_key.c.parked), 0), func.count(held_key.c.due)
+        ).where(held_key.c.grp == self._group)
+        keys, parked, due = db.execute(wanted).one()
+        return int(keys), int(parked), int(due)
+
+    def _insert_key(
+        self, db: Connection, key: HeldKey, *, dlq_id: str | None, due: Any, note: str,
+        parked: int = 0,
+    ) -> None:  # fmt: skip
+        db.execute(
+            insert(held_key).values(
+                grp=self._group, topic=key.topic, key_hash=key.key_hash, key=key.key,
+                dlq_id=dlq_id, due=due, parked=parked, since=database_now(), owner=None,
+                until=0.0, note=_cut(note),
+            )
+        )  # fmt: skip
+
+    def _add(self, db: Connection, key: HeldKey, origin: Delivery, attempt: int) -> int:
+        """Add the row, unless a rival with the same lane has done so; the key row is locked."""
+        mine = and_(
+            held.c.grp == self._group, held.c.topic == key.topic, held.c.key_hash == key.key_hash
+        )
+        same = select(held.c.seq).where(mine, held.c.message_id == origin.message.id)
+        if db.execute(same).first() is None:
+            db.execute(
+                insert(held).values(
+                    grp=self._group, topic=key.topic, key_hash=key.key_hash,
+                    message_id=origin.message.id, partition=origin.lane.partition,
+                    position=str(origin.position), headers=_pack(list(origin.headers)),
+                    body=origin.body, stored=origin.timestamp, attempt=attempt,
+                    parked_at=database_now(),
+                )
+            )  # fmt: skip
+        else:
+            less = update(held_key).where(self._is(key)).values(parked=held_key.c.parked - 1)
+            db.execute(less)
+        counted: int = db.execute(select(held_key.c.parked).where(self._is(key))).scalar_one()
+        return counted
+
+    def _is(self, key: HeldKey) -> Any:
+        return and_(
+            held_key.c.grp == self._group,
+            held_key.c.topic == key.topic,
+            held_key.c.key_hash == key.key_hash,
+        )
+
+
+def _row(key: HeldKey, row: Any) -> HeldRow:
+    origin = Delivery(
+        lane=Lane(row.topic, row.partition),
+        position=row.position,
+        key=key.key,
+        body=row.body,
+        headers=_unpack(row.headers),
+        timestamp=row.stored,
+    )
+    return HeldRow(row.seq, key, row.attempt, origin)
+
+
+def _cut(note: str) -> str:
+    return note.replace("\0", "\\0")[:_LONGEST_NOTE]

@@ -1,0 +1,350 @@
+"""Key lanes: what may run now, so that each key keeps its order and nobody else waits for it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import Counter, deque
+from contextlib import suppress
+from enum import Enum
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from holdfast.consumer.work import LaneKey, Released, Settled, Verdict, Wait, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.gates import Gates
+    from holdfast.ports import Delivery, Lane
+
+
+class State(Enum):
+    """Why the head of a key lane does not run, or that it does."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    GATED = "gated"
+    SUSPECT = "suspect"
+
+
+class KeyLane:
+    """The messages of one key in hand, in order."""
+
+    __slots__ = ("due", "holds", "key", "queue", "state")
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        self.queue: deque[Work] = deque()
+        self.state = State.PENDING
+        self.due = 0.0
+        self.holds = False
+        """Whether what comes next is to be parked behind an earlier message of its key."""
+
+
+class Lanes:
+    """The scheduler: any thread may call it, and no call does I/O.
+
+    Workers take from `ready`; what they report with `finish` lets the next message of that
+    key run at once, without the poll thread. What is settled is collected for it.
+    """
+
+    def __init__(
+        self,
+        gates: Gates,
+        clock: Clock,
+        *,
+        wake: Callable[[], None],
+        dropped: Callable[[Work], None],
+    ) -> None:
+        self.ready: SimpleQueue[Any] = SimpleQueue()
+        self._gates = gates
+        self._clock = clock
+        self._wake = wake
+        self._dropped = dropped
+        self._lock = threading.RLock()
+        self._lanes: dict[LaneKey, KeyLane] = {}
+        self._settled: list[Delivery] = []
+        self._due: list[tuple[float, int, KeyLane]] = []
+        self._order = itertools.count()
+        self._gated: dict[KeyLane, None] = {}
+        self._suspects: deque[KeyLane] = deque()
+        self._stalled: deque[KeyLane] = deque()
+        self._running: dict[Work, None] = {}
+        self._alone = False
+        self._stopped = False
+        self.idle = threading.Condition(self._lock)
+        self.load: Counter[Lane] = Counter()
+        """Messages in hand by the partition they came from."""
+
+    # -- coming in -------------------------------------------------------------------
+
+    def reserve(self, works: Iterable[Work]) -> None:
+        """Queue *works*; each runs once it is admitted and its turn comes."""
+        with self._lock:
+            for work in works:
+                lane = self._lanes.get(work.lane_key)
+                if lane is None:
+                    lane = self._lanes[work.lane_key] = KeyLane(work.lane_key)
+                lane.queue.append(work)
+                if work.delivery is not None:
+                    self.load[work.delivery.lane] += 1
+
+    def admit(self, works: Iterable[Work], held: Collection[LaneKey] = ()) -> None:
+        """Let *works* run; those of *held* keys are parked behind what is held."""
+        with self._lock:
+            for work in works:
+                work.admitted = True
+                lane = self._lanes.get(work.lane_key)
+                if lane is None:
+                    continue
+                if work.lane_key in held:
+                    lane.holds = True
+                if lane.state is State.PENDING and lane.queue and lane.queue[0] is work:
+                    self._issue(lane)
+
+    # -- running ---------------------------------------------------------------------
+
+    def begin(self, work: Work) -> bool:
+        """Whether a thread that took *work* may run it; not once its lane has gone."""
+        with self._lock:
+            work.begun = not work.dropped
+            return work.begun
+
+    def finish(self, work: Work, verdict: Verdict) -> None:
+        """Take the *verdict* on a work that ran."""
+        with self._lock:
+            self._running.pop(work, None)
+            work.begun = False
+            lane = self._lanes[work.lane_key]
+            self._gates.left(work)
+            if self._alone:
+                self._alone = False
+            match verdict:
+                case Wait(delay=delay) if not work.dropped and not self._stopped:
+                    self._wait(lane, delay)
+                case Settled(holds=holds) if not work.dropped:
+                    lane.holds = lane.holds or holds
+                    if work.delivery is not None:
+                        self._settled.append(work.delivery)
+                    elif holds:  # the rest of a parked key waits on in the database
+                        self._discard(lane, [one for one in lane.queue if one is not work])
+                    self._pop(lane, work)
+                case Released() | Settled() | Wait():
+                    if work.delivery is not None and not work.dropped:
+                        self._unload(work.delivery.lane)
+                    self._pop(lane, work)
+            self._move_on()
+            self.idle.notify_all()
+        self._wake()
+
+    def is_held(self, work: Work) -> bool:
+        """Whether *work* is to be parked behind an earlier message of its key."""
+        with self._lock:
+            lane = self._lanes.get(work.lane_key)
+            return lane is not None and lane.holds
+
+    def unhold(self, work: Work) -> None:
+        """Note that nothing of the key of *work* is held any more."""
+        with self._lock:
+            if lane := self._lanes.get(work.lane_key):
+                lane.holds = False
+
+    def tick(self) -> float | None:
+        """Let run what is due or no longer gated; return the seconds until more may be."""
+        with self._lock:
+            now = self._clock.monotonic()
+            while self._due and self._due[0][0] <= now:
+                due, _, lane = heapq.heappop(self._due)
+                if lane.state is State.WAITING and lane.due == due and self._is_live(lane):
+                    self._issue(lane)
+            self._ungate()
+            moments = [self._due[0][0] - now] if self._due else []
+            if self._gated:
+                moments += [seconds for seconds in (self._gates.opens_in(),) if seconds is not None]
+            return max(min(moments), 0.0) if moments else None
+
+    # -- going out -------------------------------------------------------------------
+
+    def take_settled(self) -> list[Delivery]:
+        """Return what may be acknowledged now, each once."""
+        with self._lock:
+            settled, self._settled = self._settled, []
+            for delivery in settled:
+                self._unload(delivery.lane)
+            return settled
+
+    def put_back_settled(self, deliveries: list[Delivery]) -> None:
+        """Keep *deliveries* for the next try: the broker did not take the word."""
+        with self._lock:
+            self._settled[:0] = deliveries
+            for delivery in deliveries:
+                self.load[delivery.lane] += 1
+
+    def freeze(self, lanes: Collection[Lane]) -> None:
+        """Forget what of *lanes* does not run; what runs may finish and be settled."""
+        gone = set(lanes)
+        with self._lock:
+            for lane in list(self._lanes.values()):
+                mine = [
+                    work
+                    for work in lane.queue
+                    if work.delivery and work.delivery.lane in gone and not work.begun
+                ]
+                self._discard(lane, mine)
+                if mine:
+                    self._after_drop(lane)
+
+    def drop(self, lanes: Collection[Lane]) -> None:
+        """Forget everything of *lanes* that does not run; what runs is not settled any more."""
+        gone = set(lanes)
+        with self._lock:
+            self._settled = [d for d in self._settled if d.lane not in gone]
+            for lane in list(self._lanes.values()):
+                mine = [w for w in lane.queue if w.delivery and w.delivery.lane in gone]
+                self._discard(lane, mine)
+                if mine:
+                    self._after_drop(lane)
+            for each in gone:
+                self.load.pop(each, None)
+            self._move_on()
+            self.idle.notify_all()
+
+    def stop(self) -> None:
+        """Issue nothing more; what runs may finish."""
+        with self._lock:
+            self._stopped = True
+            judgements = []
+            with suppress(Empty):
+                while True:
+                    item = self.ready.get_nowait()
+                    if isinstance(item, Work):
+                        self._running.pop(item, None)
+                    else:
+                        judgements.append(item)  # its message has run
+            for item in judgements:
+                self.ready.put(item)
+            self.idle.notify_all()
+
+    # -- looking ---------------------------------------------------------------------
+
+    def running(self, lanes: Collection[Lane] | None = None) -> list[Work]:
+        """Return what runs now, of all or of some *lanes*."""
+        with self._lock:
+            return [
+                work
+                for work in self._running
+                if work.begun
+                and (lanes is None or (work.delivery is not None and work.delivery.lane in lanes))
+            ]
+
+    def in_hand(self) -> list[Work]:
+        """Return everything that is not finished."""
+        with self._lock:
+            return [work for lane in self._lanes.values() for work in lane.queue]
+
+    def has(self, key: LaneKey) -> bool:
+        """Whether anything of *key* is in hand."""
+        with self._lock:
+            return key in self._lanes
+
+    def is_empty(self) -> bool:
+        """Whether nothing is in hand and nothing waits to be acknowledged."""
+        with self._lock:
+            return not self._lanes and not self._settled
+
+    # -- inside the lock -------------------------------------------------------------
+
+    def _issue(self, lane: KeyLane) -> None:
+        """Let the head of *lane* run if it may."""
+        work = lane.queue[0]
+        if self._stopped or not work.admitted:
+            lane.state = State.PENDING
+        elif work.suspect and not lane.holds:
+            lane.state = State.SUSPECT
+            self._suspects.append(lane)
+            self._move_on()
+        elif self._suspects or self._alone:
+            lane.state = State.SUSPECT
+            self._stalled.append(lane)
+        else:
+            self._start(lane)
+
+    def _start(self, lane: KeyLane) -> bool:
+        """Hand the head of *lane* to the workers, unless its gate is shut."""
+        work = lane.queue[0]
+        if not lane.holds and work.later is None and not self._gates.enter(work):
+            lane.state = State.GATED
+            self._gated[lane] = None
+            return False
+        lane.state = State.RUNNING
+        self._running[work] = None
+        self.ready.put(work)
+        return True
+
+    def _wait(self, lane: KeyLane, delay: float) -> None:
+        lane.state = State.WAITING
+        lane.due = self._clock.monotonic() + delay
+        heapq.heappush(self._due, (lane.due, next(self._order), lane))
+
+    def _is_live(self, lane: KeyLane) -> bool:
+        return bool(lane.queue) and self._lanes.get(lane.key) is lane
+
+    def _pop(self, lane: KeyLane, work: Work) -> None:
+        with suppress(ValueError):
+            lane.queue.remove(work)
+        self._next(lane)
+
+    def _discard(self, lane: KeyLane, works: list[Work]) -> None:
+        for work in works:
+            work.dropped = True
+            if work not in self._running:
+                lane.queue.remove(work)
+                self._dropped(work)
+            elif work.task is not None:
+                work.task()
+
+    def _after_drop(self, lane: KeyLane) -> None:
+        if not (lane.queue and lane.queue[0] in self._running):
+            self._gated.pop(lane, None)
+            self._next(lane)
+
+    def _next(self, lane: KeyLane) -> None:
+        if not lane.queue:
+            self._lanes.pop(lane.key, None)
+            lane.state = State.PENDING
+        elif lane.queue[0] not in self._running:
+            self._issue(lane)
+
+    def _move_on(self) -> None:
+        """Run a suspect once nothing else runs; then let the others go on."""
+        self._ungate()
+        if self._stopped:
+            return
+        while self._suspects and not self._running:
+            lane = self._suspects.popleft()
+            if lane.state is State.SUSPECT and self._is_live(lane):
+                self._alone = self._start(lane)
+        if self._suspects or self._alone:
+            return
+        while self._stalled:
+            lane = self._stalled.popleft()
+            if lane.state is State.SUSPECT and self._is_live(lane):
+                self._issue(lane)
+
+    def _ungate(self) -> None:
+        if self._suspects or self._alone:
+            return
+        for lane in list(self._gated):
+            if not self._is_live(lane):
+                del self._gated[lane]
+            elif self._gates.has_room(lane.queue[0]):
+                del self._gated[lane]
+                self._issue(lane)
+
+    def _unload(self, lane: Lane) -> None:
+        if self.load[lane] > 0:
+            self.load[lane] -= 1

@@ -1,0 +1,82 @@
+"""Prometheus metrics of a consumer; labels are topics and outcomes, which are few."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from holdfast.ports import Lane
+
+OUTCOMES = ("handled", "duplicates", "failed", "released", "dead_lettered", "crashed")
+_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+
+
+class ConsumerMetrics:
+    """What a consumer exports; every series of a known topic starts at 0."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._consumed = Counter(
+            "holdfast_consumer_messages",
+            "What became of messages and attempts, by topic",
+            ["topic", "outcome"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "holdfast_consumer_handler_seconds",
+            "How long handlers ran",
+            ["topic"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._lag = Gauge(
+            "holdfast_consumer_lag",
+            "Messages of the owned partitions that are not settled yet",
+            ["topic"],
+            registry=self.registry,
+        )
+        self.held_keys = Gauge(
+            "holdfast_consumer_held_keys", "Keys that wait in the database", registry=self.registry
+        )
+        self.parked = Gauge(
+            "holdfast_consumer_parked",
+            "Messages parked in the database",
+            registry=self.registry,
+        )
+        self.paused = Gauge(
+            "holdfast_consumer_paused",
+            "Partitions that are paused, by a full backlog or an open circuit",
+            registry=self.registry,
+        )
+        self.hanging = Gauge(
+            "holdfast_consumer_hanging",
+            "Handlers that run longer than hang_seconds",
+            registry=self.registry,
+        )
+        self._in_flight = Gauge(
+            "holdfast_consumer_in_flight", "Handlers that run now", registry=self.registry
+        )
+
+    def begin(self, topics: Iterable[str], in_flight: Callable[[], int]) -> None:
+        """Show every series of *topics* from the start."""
+        for topic in topics:
+            for outcome in OUTCOMES:
+                self._consumed.labels(topic, outcome)
+            self._lag.labels(topic).set(0)
+        self._in_flight.set_function(lambda: float(in_flight()))
+
+    def count(self, topic: str, outcome: str) -> None:
+        """Count one outcome."""
+        self._consumed.labels(topic, outcome).inc()
+
+    def show_lag(self, lag: Mapping[Lane, int], topics: Iterable[str]) -> None:
+        """Show how far behind each of *topics* is."""
+        for topic in topics:
+            self._lag.labels(topic).set(sum(n for lane, n in lag.items() if lane.topic == topic))
+
+
+__all__ = ["OUTCOMES", "REGISTRY", "ConsumerMetrics"]

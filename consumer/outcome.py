@@ -1,0 +1,34 @@
+"""What became of one message that a user's own loop handed to a handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Ending(Enum):
+    """How the handling of a message ended."""
+
+    HANDLED = "handled"
+    DUPLICATE = "duplicate"
+    DEAD_LETTERED = "dead-lettered"
+    FAILED = "failed"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to tell the broker: acknowledge, or give back, with or without blame."""
+
+    ending: Ending
+    error: BaseException | None = None
+
+    @property
+    def acknowledge(self) -> bool:
+        """Whether the message is done with."""
+        return self.ending in (Ending.HANDLED, Ending.DUPLICATE, Ending.DEAD_LETTERED)
+
+    @property
+    def blame(self) -> bool:
+        """Whether a message given back counts as a failed attempt."""
+        return self.ending is Ending.FAILED

@@ -1,0 +1,41 @@
+"""The payload: brought to its newest version and decoded to what the handler annotates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from holdfast import upcast
+from holdfast.codec import JsonCodec, payload_annotation
+from holdfast.errors import ConfigurationError, PoisonMessage
+from holdfast.layer import Call, Layer, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Payload(Layer):
+    """Decodes once per run; what cannot be decoded is poison, no attempt is made."""
+
+    stage: ClassVar[Stage] = Stage.DECODE
+    label: ClassVar[str] = "decode"
+
+    def __init__(self, function: Callable[..., Any], *, strict: bool) -> None:
+        self._annotation = payload_annotation(function)
+        self._decode = JsonCodec().decoder_for(self._annotation)
+        self._strict = strict
+
+    def describe(self) -> str:
+        """Say the type."""
+        kind = "JSON" if self._annotation is None else getattr(self._annotation, "__name__", "")
+        return (kind or str(self._annotation)) + (", strict" if self._strict else "")
+
+    def enter(self, call: Call) -> None:
+        """Put the decoded payload in the place of the first argument."""
+        message = call.message
+        if message is None:
+            raise ConfigurationError("a handler of a Consumer runs with a message: use handle()")
+        if self._strict and message.correlation_id is None:
+            raise PoisonMessage(
+                f"message {message.id} has no correlation id: send one, or use strict=False"
+            )
+        call.args = (self._decode(upcast.default.apply(message).payload),)

@@ -1,0 +1,139 @@
+"""A registered handler: its topic, its compiled plan, and what its plan depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.circuit import Breaker, Circuit
+from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
+from holdfast.consumer.outage import Outage
+from holdfast.consumer.payload import Payload
+from holdfast.consumer.transaction import AsyncTransaction, Transaction
+from holdfast.errors import ConfigurationError
+from holdfast.layer import Layer, Stage
+from holdfast.outbox import Outbox
+from holdfast.plan import Handler, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """What the runtime knows about one handler."""
+
+    topic: str
+    consumer: str
+    """Its identity: the group, the module and the name; the scope of its dedup memory."""
+    group: str
+    name: str
+    plan: Plan
+    outage: Outage
+    breakers: tuple[Breaker, ...] = ()
+    """The circuits that gate it, its dead-letter limit included."""
+    limit: Breaker | None = field(default=None)
+
+    @property
+    def settles(self) -> bool:
+        """Whether the plan dead-letters by itself."""
+        return any(layer.stage is Stage.SETTLE for layer in self.plan.layers)
+
+
+class Routing:
+    """Compiles handlers into routes."""
+
+    def __init__(
+        self, group: str, settings: Settings, engine: Engine | None, clock: Clock, home: Any
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._engine = engine
+        self._clock = clock
+        self._home = home
+        self._outbox = Outbox(source=group)
+        self._async_engine: Any = None
+
+    def route(self, topic: str, function: Callable[..., Any]) -> Route:
+        """Return the route of *topic* to *function*; its order is checked here."""
+        handler = function if isinstance(function, Handler) else Handler((), function)
+        bare = handler.plan.function
+        circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
+        outage = Outage(circuits)
+        name = f"{bare.__module__}.{bare.__qualname__}"
+        plan = Plan(
+            sorted(self._layers(handler.plan, outage), key=lambda layer: layer.stage),
+            bare,
+            clock=self._clock,
+        )
+        limit = self._limit(topic)
+        breakers = tuple(circuit.breaker for circuit in circuits)
+        return Route(
+            topic=topic,
+            consumer=f"{self._group}/{name}",
+            group=self._group,
+            name=name,
+            plan=plan,
+            outage=outage,
+            breakers=breakers if limit is None else (*breakers, limit),
+            limit=limit,
+        )
+
+    def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
+        bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
+        layers.append(Payload(bare, strict=self._settings.strict))
+        if outage.describe():
+            layers.append(outage)
+        wanted = wanted_by(bare)
+        if self._engine is not None:
+            layers.append(self._transaction(plan, self._engine))
+        elif "session" in wanted.values():
+            raise ConfigurationError(
+                f"{plan.name}() asks for a session: give the consumer a database, "
+                "Consumer(…, database=…)"
+            )
+        if wanted:
+            layers.append(Injection(wanted, outbox=self._outbox))
+        return layers
+
+    def _at_home(self, layer: Layer) -> Layer:
+        """Give a `@dead_letter()` without a home the consumer's own."""
+        if layer.stage is Stage.SETTLE and getattr(layer, "home", self) is None:
+            using: Callable[[Any], Layer] = layer.using  # type: ignore[attr-defined]
+            return using(self._home)
+        return layer
+
+    def _transaction(self, plan: Plan, engine: Engine) -> Layer:
+        if not wants_async_session(plan.function):
+            return Transaction(engine)
+        if not plan.is_async:
+            raise ConfigurationError(
+                f"{plan.name}() is a def and asks for an AsyncSession: make it async def, or "
+                "annotate Session"
+            )
+        return AsyncTransaction(self._asynchronous(engine))
+
+    def _asynchronous(self, engine: Engine) -> Any:
+        if self._async_engine is None:
+            from sqlalchemy.exc import InvalidRequestError
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            try:
+                self._async_engine = create_async_engine(engine.url)
+            except InvalidRequestError as error:
+                raise ConfigurationError(
+                    f"the driver {engine.driver!r} has no AsyncSession: use "
+                    "postgresql+psycopg, or annotate the handler's session as Session"
+                ) from error
+        return self._async_engine
+
+    def _limit(self, topic: str) -> Breaker | None:
+        policy = self._settings.dead_letter_limit
+        if policy is None:
+            return None
+        return Breaker(f"dead letters of {topic}", policy, clock=self._clock)

@@ -1,0 +1,289 @@
+"""The runtime: the poll thread, the only user of the source, that never waits for a handler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from holdfast.caps import Pause
+from holdfast.consumer.settings import Order
+from holdfast.consumer.work import LaneKey, Work
+from holdfast.dlq.replay.marks import Marks, is_for, original
+from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.gates import Gates
+    from holdfast.consumer.lanes import Lanes
+    from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.route import Route
+    from holdfast.consumer.settings import Settings
+    from holdfast.consumer.tally import Tally
+    from holdfast.message import Message
+    from holdfast.ports import Delivery, Lane, Source
+
+log = logging.getLogger("holdfast.consumer")
+_POLL_SECONDS = 1.0
+_LAG_EVERY = 5.0
+
+
+class Runtime:
+    """Polls, hands over, settles. It is also the listener that hears of rebalances.
+
+    Messages are acknowledged here and nowhere else, after their transaction has committed.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        routes: Mapping[str, Route],
+        lanes: Lanes,
+        gates: Gates,
+        *,
+        admit: Callable[[list[Work]], None],
+        is_down: Callable[[], str | None],
+        settings: Settings,
+        clock: Clock,
+        tally: Tally,
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self._group = group
+        self._routes = routes
+        self._lanes = lanes
+        self._gates = gates
+        self._admit = admit
+        self._is_down = is_down
+        self._settings = settings
+        self._clock = clock
+        self._tally = tally
+        self._metrics = metrics
+        self._source: Source | None = None
+        self._paused: set[Lane] = set()
+        self._next_lag = 0.0
+        self._uncorrelated: set[str] = set()
+        self.stopping = threading.Event()
+        self.hurry = threading.Event()
+        self.last_poll = clock.monotonic()
+        self.broker_down: str | None = None
+
+    def wake(self) -> None:
+        """End the wait of the poll thread."""
+        source = self._source
+        if source is not None:
+            source.wake()
+
+    @property
+    def source(self) -> Source:
+        """The source in use."""
+        assert self._source is not None  # noqa: S101
+        return self._source
+
+    def attach(self, source: Source) -> None:
+        """Use *source* from now on."""
+        self._source = source
+
+    # -- one round ---------------------------------------------------------------------
+
+    def step(self, timeout: float = _POLL_SECONDS) -> int:
+        """Poll once, hand over what came, settle what is done; return how much came."""
+        source = self.source
+        wait = self._lanes.tick()
+        try:
+            self._apply_pauses(source)
+            batch = source.poll(
+                self._settings.batch, timeout if wait is None else min(wait, timeout)
+            )
+            self.last_poll = self._clock.monotonic()
+            if batch and not self.stopping.is_set():
+                self._take(batch)
+            self._lanes.tick()
+            self.settle()
+            self._keep_leases(source)
+            self._look_around(source)
+        except BrokerDown as error:
+            self._broker_is_down(error)
+            return 0
+        if self.broker_down is not None:
+            log.warning("the broker answers again")
+            self.broker_down = None
+        return len(batch)
+
+    def settle(self) -> None:
+        """Tell the broker what is done with."""
+        source = self._source
+        settled = self._lanes.take_settled()
+        if not settled or source is None:
+            return
+        try:
+            source.accept(settled)
+        except StaleDelivery:
+            log.info("some of %d messages belong to others now", len(settled))
+        except HoldfastError:
+            self._lanes.put_back_settled(settled)
+            raise
+
+    def drain(self, seconds: float) -> None:
+        """Take nothing new; let what runs finish for at most *seconds*, and settle it."""
+        self.stopping.set()
+        self._lanes.stop()
+        until = self._clock.monotonic() + seconds
+        while self._lanes.running() and self._clock.monotonic() < until:
+            if self.hurry.is_set():
+                break
+            self.step(0.2)
+        left = self._lanes.running()
+        if left:
+            log.error(
+                "%d handlers did not finish in time, their messages are not acknowledged: %s",
+                len(left), ", ".join(work.message.id for work in left[:10]),
+            )  # fmt: skip
+        try:
+            self.settle()
+            if self._source is not None:
+                self._source.flush()
+        except HoldfastError as error:
+            log.warning("not everything could be acknowledged, it comes again: %s", error)
+
+    # -- handing over ------------------------------------------------------------------
+
+    def _take(self, batch: list[Delivery]) -> None:
+        works: list[Work] = []
+        skipped: list[Delivery] = []
+        for delivery in batch:
+            message = delivery.message
+            if not is_for(message, self._group):
+                skipped.append(delivery)
+            elif (work := self._work(delivery, message)) is not None:
+                works.append(work)
+        if skipped:
+            self._tally.add("skipped", len(skipped))
+            self._lanes.put_back_settled(skipped)
+        if works:
+            self._lanes.reserve(works)
+            self._admit(works)
+
+    def _work(self, delivery: Delivery, message: Message) -> Work | None:
+        if message.is_replay and Marks.of(message.headers) is not None:
+            message = original(message)
+        route = self._routes.get(message.topic) or self._routes.get(delivery.lane.topic)
+        if route is None:
+            topic = delivery.lane.topic.removesuffix(f".{self._group}.replay")
+            route = self._routes[topic]
+        if message.topic != route.topic:
+            message = message.with_(topic=route.topic)
+        if message.correlation_id is None and not self._settings.strict:
+            message = self._correlated(message)
+        delivery.decoded = message
+        return Work(
+            route=route,
+            message=message,
+            lane_key=self._lane_key(delivery, message),
+            delivery=delivery,
+        )
+
+    def _correlated(self, message: Message) -> Message:
+        """Start a correlation where there is none, and say so."""
+        self._tally.add("uncorrelated")
+        if message.topic not in self._uncorrelated:
+            self._uncorrelated.add(message.topic)
+            log.warning("messages of %s come without a correlation id: their own id serves as one "
+                        "(strict=True refuses them)", message.topic)  # fmt: skip
+        return message.with_(correlation_id=message.id)
+
+    def _lane_key(self, delivery: Delivery, message: Message) -> LaneKey:
+        if self._settings.order is Order.LANE:
+            return (*delivery.lane,)
+        if message.key is None:
+            return (message.topic, None, message.id)
+        return (message.topic, message.key)
+
+    # -- pauses, leases, hangs -----------------------------------------------------------
+
+    def _apply_pauses(self, source: Source) -> None:
+        owned = source.assignment()
+        if self.stopping.is_set() or self._is_down() is not None:
+            wanted = set(owned)
+        else:
+            shut = {topic for topic, route in self._routes.items() if self._gates.is_shut(route)}
+            wanted = {lane for lane in owned if self._is_full(lane) or lane.topic in shut}
+        if source.caps.pause is Pause.NONE:
+            return
+        if new := wanted - self._paused:
+            source.pause(new)
+        if gone := self._paused - wanted:
+            source.resume(gone)
+        self._paused = wanted
+        self._metrics.paused.set(len(wanted))
+
+    def _is_full(self, lane: Lane) -> bool:
+        """Whether *lane* has enough in hand; once paused it stays so until half is done."""
+        bound = self._settings.backlog
+        return self._lanes.load[lane] >= (bound // 2 if lane in self._paused else bound)
+
+    def _keep_leases(self, source: Source) -> None:
+        lease = source.caps.lease
+        if lease is None:
+            return
+        soon = self._clock.monotonic() + lease / 2
+        for work in self._lanes.in_hand():
+            delivery = work.delivery
+            if delivery is None or delivery.lease_until is None or delivery.lease_until > soon:
+                continue
+            try:
+                source.extend(delivery, lease)
+            except StaleDelivery:
+                work.dropped = True
+                log.warning("message %s went to somebody else", work.message.id)
+
+    def _look_around(self, source: Source) -> None:
+        now = self._clock.monotonic()
+        limit = self._settings.hang_seconds
+        hanging = [work for work in self._lanes.running() if now - work.started > limit]
+        self._metrics.hanging.set(len(hanging))
+        for work in hanging:
+            if now - work.reported > limit:
+                work.reported = now
+                log.error(
+                    "the handler of message %s (key %r of %s) has been running for %.0f s; its key "
+                    "waits, others go on. Bound what it calls, e.g. by @timeout and remaining()",
+                    work.message.id, work.message.key_text, work.route.topic, now - work.started,
+                )  # fmt: skip
+        if now >= self._next_lag:
+            self._next_lag = now + _LAG_EVERY
+            self._metrics.show_lag(source.lag(), self._routes)
+
+    def _broker_is_down(self, error: BrokerDown) -> None:
+        if self.broker_down is None:
+            log.error("the broker is down, nothing is acknowledged until it answers: %s", error)
+        self.broker_down = str(error)
+        self._clock.wait(self.hurry if self.stopping.is_set() else self.stopping, 0.5)
+
+    # -- the listener ------------------------------------------------------------------
+
+    def assigned(self, lanes: Iterable[Lane]) -> None:
+        """Take over *lanes*."""
+        log.info("assigned: %s", sorted(lanes))
+
+    def revoked(self, lanes: Iterable[Lane]) -> None:
+        """Finish what runs of *lanes* within a bound, settle it, and let the rest go."""
+        gone = set(lanes)
+        self._lanes.freeze(gone)
+        until = self._clock.monotonic() + self._settings.revoke_seconds
+        with self._lanes.idle:
+            while self._lanes.running(gone):
+                left = until - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._lanes.idle.wait(min(left, 0.5))
+        try:
+            self.settle()
+        except HoldfastError as error:
+            log.warning("what was done of %s comes again: %s", sorted(gone), error)
+        self._lanes.drop(gone)
+
+    def lost(self, lanes: Iterable[Lane]) -> None:
+        """Drop the work of *lanes*: they belong to somebody else already."""
+        self._lanes.drop(set(lanes))

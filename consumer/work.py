@@ -1,0 +1,88 @@
+"""One message in the hands of this process, from the poll until it is settled."""
+
+from __future__ import annotations
+
+import contextvars
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from holdfast.consumer.held import HeldRow
+    from holdfast.consumer.route import Route
+    from holdfast.layer import Call, Later
+    from holdfast.message import Message
+    from holdfast.ports import Delivery
+
+LaneKey = tuple[Any, ...]
+"""What is handled one after the other: (topic, key), a partition, or one message alone."""
+
+
+class Work(msgspec.Struct, kw_only=True, eq=False):
+    """A message to be handled: delivered by the broker, or held in the database."""
+
+    route: Route
+    message: Message
+    lane_key: LaneKey
+    delivery: Delivery | None = None
+    row: HeldRow | None = None
+    """The row it comes from, if it was parked; it is then settled on the broker already."""
+    admitted: bool = False
+    """Whether the database was asked about it."""
+    attempt: int = 1
+    unproven: int = 0
+    """Attempts that may turn out to be a dependency's outage; they are not in the ledger."""
+    known: bool = False
+    """Whether the ledger holds a row about it."""
+    crashes: int = 0
+    suspect: bool = False
+    outages: int = 0
+    """How often in a row it was given up because something was down."""
+    waits_for: str | None = None
+    """Why it waits: for people."""
+    call: Call | None = None
+    later: Later | None = None
+    context: contextvars.Context | None = None
+    letter: Any = None
+    """The dead letter that it became."""
+    dropped: bool = False
+    """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
+    begun: bool = False
+    """Whether a thread has taken it."""
+    started: float = 0.0
+    reported: float = 0.0
+    task: Any = None
+    permit: Any = None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The handler and the message."""
+        return self.route.consumer, self.message.id
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Verdict: done with; the broker may be told, and the next of its lane may run."""
+
+    holds: bool = False
+    """Whether the later messages of its key are to wait in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Verdict: try again after *delay* seconds; the later ones of its lane stay behind it."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Verdict: not handled and nobody's fault; it is left to whoever gets it next."""
+
+
+Verdict = Settled | Wait | Released
+
+current_work: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
+    "holdfast_work", default=None
+)

@@ -1,0 +1,108 @@
+"""Closing dead letters: confirmed, discarded with a reason, or parked; never by silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, insert, or_, select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING, cut, plain
+from holdfast.dlq.schema import change, message
+from holdfast.dlq.store import change_row
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection
+
+SYSTEM = "holdfast"
+"""The actor of what nobody did by hand."""
+_CHUNK = 500
+_FIGURES = ("dlq_id", "group_id", "key_hash", "tenant", "service_version")
+
+
+def closed(connection: Connection, dlq_ids: Iterable[str]) -> set[str]:
+    """Return which of *dlq_ids* are resolved, so that the rest of their keys may go on.
+
+    Confirmed, discarded, or parked by a person; what a loop cap parked by itself still
+    holds its key until a person decides.
+    """
+    resolved = or_(
+        message.c.state.in_((CONFIRMED, DISCARDED)),
+        and_(message.c.state == PARKED, message.c.closed_by != SYSTEM),
+    )
+    found: set[str] = set()
+    for chunk in _chunks(dlq_ids):
+        query = select(message.c.dlq_id).where(message.c.dlq_id.in_(chunk), resolved)
+        found.update(connection.execute(query).scalars())
+    return found
+
+
+def close(
+    connection: Connection,
+    dlq_ids: Iterable[str],
+    state: str,
+    *,
+    actor: str,
+    reason: str,
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[str]:
+    """Close those of *dlq_ids* that are pending as *state*; return them.
+
+    Runs in the caller's transaction, which also holds the audit entry. Ids are locked in
+    order, so that two who close at once never deadlock.
+    """
+    if state not in CLOSED:
+        raise ConfigurationError(f"state {state!r}: use one of {', '.join(CLOSED)}")
+    if not actor.strip() or not reason.strip():
+        raise ConfigurationError("closing needs an actor and a reason: say who and why")
+    now = clock.now().timestamp()
+    values = {
+        "state": state,
+        "closed_at": now,
+        "closed_by": cut(actor),
+        "closed_reason": plain(reason),
+        "due_at": None,
+    }
+    return _moved(connection, dlq_ids, [PENDING], values, state, now)
+
+
+def reopen(
+    connection: Connection, dlq_ids: Iterable[str], *, clock: Clock = SYSTEM_CLOCK
+) -> list[str]:
+    """Make those of *dlq_ids* that are closed pending again; return them."""
+    now = clock.now().timestamp()
+    values = {"state": PENDING, "closed_at": None, "closed_by": None, "closed_reason": None}
+    return _moved(connection, dlq_ids, CLOSED, values, "reopened", now)
+
+
+def _moved(
+    db: Connection,
+    dlq_ids: Iterable[str],
+    states: Sequence[str],
+    values: dict[str, Any],
+    kind: str,
+    now: float,
+) -> list[str]:
+    moved: list[str] = []
+    for chunk in _chunks(sorted(set(dlq_ids))):
+        query = (
+            select(*(message.c[name] for name in _FIGURES))
+            .where(message.c.dlq_id.in_(chunk), message.c.state.in_(states))
+            .order_by(message.c.dlq_id)
+            .with_for_update()
+        )
+        rows = db.execute(query).mappings().all()
+        if rows:
+            ids = [row["dlq_id"] for row in rows]
+            db.execute(update(message).where(message.c.dlq_id.in_(ids)).values(**values))
+            db.execute(insert(change), [change_row(row, kind, now) for row in rows])
+            moved += ids
+    return moved
+
+
+def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
+    every = list(ids)
+    return (every[start : start + _CHUNK] for start in range(0, len(every), _CHUNK))

@@ -1,0 +1,199 @@
+"""`@dead_letter`: what cannot be handled is put aside whole, and the lane goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from holdfast.classification import Classify, recognise
+from holdfast.dlq.capture import NOWHERE, Origin, capture
+from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy
+from holdfast.ids import derived_id
+from holdfast.layer import Call, Done, Layer, Stage
+from holdfast.message import Message, current_message
+from holdfast.ports import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.dlq.homes import Home
+    from holdfast.dlq.letter import DeadLetter
+    from holdfast.plan import Handler
+
+log = logging.getLogger("holdfast.dlq")
+
+DELIVERY = "delivery"
+"""Under this name a runtime keeps the delivery in `call.notes`, for its coordinates."""
+LETTER = "dead-letter"
+"""Under this name the layer leaves the letter it has put, in `call.notes`."""
+
+
+class DeadLetters(Layer):
+    """Puts a message aside when its failure is final.
+
+    Poison goes at once; passing and unknown errors go when every retry inside has given up;
+    errors of a dependency that is down, of a shutdown or of a lost assignment never go. A
+    `ConfigurationError` goes out: the program is at fault, not the message. When the dead
+    letter cannot be stored, `DependencyDown` goes out and nothing may be acknowledged.
+    """
+
+    stage: ClassVar[Stage] = Stage.SETTLE
+    label: ClassVar[str] = "@dead_letter"
+
+    def __init__(
+        self,
+        home: Home | None = None,
+        *,
+        group: str | None = None,
+        classify: Classify | None = None,
+        origin: Origin = NOWHERE,
+    ) -> None:
+        self.home = home
+        self.group = group
+        self.origin = origin
+        self._classify = recognise if classify is None else classify
+        self._handler = ""
+
+    def __call__(self, function: Callable[..., Any]) -> Handler:
+        """Wrap *function*, whose name the letters carry."""
+        own = copy.copy(self)
+        inner = getattr(getattr(function, "plan", None), "function", function)
+        module, name = getattr(inner, "__module__", ""), getattr(inner, "__qualname__", "function")
+        own._handler = f"{module}.{name}"
+        return super(DeadLetters, own).__call__(function)
+
+    def describe(self) -> str:
+        """Say where letters go."""
+        return "home of the consumer" if self.home is None else type(self.home).__name__
+
+    def using(self, home: Home, origin: Origin | None = None) -> DeadLetters:
+        """Return the same layer with *home*, for a runtime that fills in its own."""
+        own = copy.copy(self)
+        own.home = home
+        own.origin = self.origin if origin is None else origin
+        return own
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether *error* ends the message's way, now that the layers inside let it out."""
+        if not isinstance(error, Exception) or isinstance(error, ConfigurationError):
+            return False
+        remedy = self._classify(error)
+        if remedy is None:
+            remedy = recognise(error)
+        return remedy not in (Remedy.PAUSE, Remedy.RELEASE)
+
+    def fail(self, call: Call, error: BaseException) -> Done | None:
+        """Put the message aside and end the run, or let *error* go on."""
+        if not self.is_final(error):
+            return None
+        self._put(self._home(), self._letter(call, error), call)
+        return Done()
+
+    async def fail_async(self, call: Call, error: BaseException) -> Done | None:
+        """Do the same without blocking the event loop, where the home allows it."""
+        if not self.is_final(error):
+            return None
+        home, letter = self._home(), self._letter(call, error)
+        if getattr(home, "in_thread", False):
+            await asyncio.to_thread(self._put, home, letter, call)
+        else:
+            self._put(home, letter, call)
+        return Done()
+
+    def _home(self) -> Home:
+        if self.home is None:
+            raise ConfigurationError(
+                "@dead_letter() has no home: pass one, e.g. @dead_letter(StoreHome(engine)), or "
+                "register the handler with a Consumer, which fills it in"
+            )
+        return self.home
+
+    def _put(self, home: Home, letter: DeadLetter, call: Call) -> None:
+        try:
+            home.put(letter)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise DependencyDown(f"dead letter {letter.dlq_id} cannot be stored") from error
+        call.notes[LETTER] = letter
+        log.warning(
+            "message %s is dead-lettered as %s: %s", letter.message.id, letter.dlq_id,
+            letter.failure.root.type,
+        )  # fmt: skip
+
+    def _letter(self, call: Call, error: BaseException) -> DeadLetter:
+        delivery = call.notes.get(DELIVERY)
+        group, _, handler = call.consumer.rpartition("/")
+        message, found = _message(call, self._handler)
+        return capture(
+            message,
+            error,
+            group=group or self.group or "default",
+            handler=handler or self._handler,
+            delivery=delivery if delivery is not None else found,
+            attempts=call.attempt,
+            clock=call.clock,
+            origin=self.origin,
+        )
+
+
+def dead_letter(
+    home: Home | None = None,
+    *,
+    group: str | None = None,
+    classify: Classify | None = None,
+    origin: Origin = NOWHERE,
+) -> DeadLetters:
+    """Put aside what the decorated function finally fails to handle.
+
+    *home* is a `StoreHome` or `TopicHome`; under a `Consumer` it may be left out. *classify*
+    replaces the judgement of errors; *origin* says version, tenant and what to redact.
+    """
+    return DeadLetters(home, group=group, classify=classify, origin=origin)
+
+
+def dead_lettered(call: Call) -> DeadLetter | None:
+    """Return the letter that became of *call*, None when it was not dead-lettered."""
+    letter: DeadLetter | None = call.notes.get(LETTER)
+    return letter
+
+
+def _message(call: Call, handler: str) -> tuple[Message, Delivery | None]:
+    """Return the message that *call* handles; a call without one is written down as one."""
+    if call.message is not None:
+        return call.message, None
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, Delivery):
+            return value.message, value
+        if isinstance(value, Message):
+            return value, None
+    current = current_message()
+    if current is not None:
+        return current, None
+    body = {"args": call.args, "kwargs": call.kwargs}
+    try:
+        payload = msgspec.json.encode(body, enc_hook=_described)
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError):
+        payload = _described(body).encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(payload).hexdigest()
+    made = Message(
+        id=derived_id("call", handler, digest),
+        topic=handler or "calls",
+        payload=payload,
+        type="call",
+        time=call.clock.now(),
+        content_type="application/json",
+    )
+    return made, None
+
+
+def _described(value: Any) -> str:
+    try:
+        return repr(value)[:2000]
+    except Exception:  # noqa: BLE001 - an argument that cannot be shown must not hide the failure
+        return f"<{type(value).__name__}>"

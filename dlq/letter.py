@@ -1,0 +1,184 @@
+"""The dead letter: a message that failed, whole, and everything known about the failure."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.ids import derived_id
+from holdfast.message import Message  # noqa: TC001 - msgspec resolves it at run time
+from holdfast.ports import Position  # noqa: TC001
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+SCHEMA_VERSION = 1
+"""The envelope that this version writes; newer ones are kept and flagged, never half-read."""
+
+MOST_FAILURES = 10
+"""How many past failures an envelope carries; the latest are kept."""
+
+
+class Stage(Enum):
+    """How far the message came."""
+
+    DESERIALIZE = "deserialize"
+    VALIDATE = "validate"
+    HANDLE = "handle"
+    PUBLISH = "publish"
+    CRASH = "crash"
+
+
+class Class(Enum):
+    """What kind of failure it was, which decides what may help."""
+
+    POISON = "poison"
+    TRANSIENT = "transient"
+    DEPENDENCY = "dependency"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One call on the stack, as it was: never parsed from text."""
+
+    module: str
+    function: str
+    line: int = 0
+    in_app: bool = False
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True):
+    """One exception of a chain."""
+
+    type: str
+    text: str
+    frames: tuple[Frame, ...] = ()
+
+
+class Coordinates(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the broker had it."""
+
+    broker: str = ""
+    topic: str
+    lane: int | None = None
+    position: Position | None = None
+    stored_at: float | None = None
+    count: int | None = None
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """Who failed: the consumer at that moment."""
+
+    group: str
+    handler: str
+    service_version: str = ""
+    git_sha: str = ""
+    host: str = ""
+    traceparent: str | None = None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """How it failed; `chain` has the root cause first, `also` the other members of a group."""
+
+    stage: Stage
+    kind: Class
+    chain: tuple[Raised, ...]
+    also: tuple[Raised, ...] = ()
+    explicit: str | None = None
+    trace: str = ""
+
+    @property
+    def root(self) -> Raised:
+        """The first cause."""
+        return self.chain[0] if self.chain else Raised(type="unknown", text="")
+
+
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that it was dead-lettered."""
+
+    id: str
+    at: float
+    error: str
+    attempts: int = 1
+    host: str = ""
+    replay_id: str | None = None
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and since when it fails."""
+
+    attempts: int = 1
+    timeouts: int = 0
+    first_failed_at: float
+    last_failed_at: float
+    failures: tuple[Occurrence, ...] = ()
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """How it was sent again: by which replay, how often, and as which edit."""
+
+    replay_count: int = 0
+    replay_id: str | None = None
+    edit_of: str | None = None
+    revision: int = 0
+
+
+class Governance(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose data it is and what was done to protect it."""
+
+    tenant: str | None = None
+    entity_ref: str | None = None
+    subject: str | None = None
+    expires_at: float | None = None
+    redacted: tuple[str, ...] = ()
+    """Paths whose values are gone for good: the message cannot be replayed as it was."""
+    sealed: tuple[str, ...] = ()
+    """Paths that are encrypted with the subject's key."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed message with its original bytes, key and headers, and its envelope."""
+
+    dlq_id: str
+    message: Message
+    coordinates: Coordinates
+    culprit: Culprit
+    failure: Failure
+    history: History
+    lineage: Lineage = Lineage()
+    governance: Governance = Governance()
+    schema_version: int = SCHEMA_VERSION
+    origin: str = "captured"
+    """captured, collected, quarantine or imported."""
+    newer: dict[str, Any] | None = None
+    """The envelope of a newer version, kept as it came; the other parts are then bare."""
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether the stored bytes are what was sent: nothing was redacted away."""
+        return not self.governance.redacted and self.newer is None
+
+
+def dead_letter_id(group: str, handler: str, message: Message) -> str:
+    """Return the identity of *message* as a dead letter of *handler* in *group*.
+
+    The same message published twice is one dead letter; the same id with other content is
+    another one. A foreign message has an id that follows from its coordinates.
+    """
+    payload = message.payload
+    digest = "null" if payload is None else hashlib.sha256(payload).hexdigest()
+    return derived_id("dead-letter", group, handler, message.id, digest)
+
+
+def occurrence_id(dlq_id: str, at: datetime, host: str, replay_id: str | None) -> str:
+    """Return the identity of one failure: putting it again changes nothing."""
+    return derived_id("failure", dlq_id, at.isoformat(), host, replay_id or "")
+
+
+def dlq_topic(topic: str, group: str) -> str:
+    """Return the name of the dead-letter topic of *group* for *topic*."""
+    return f"{topic}.{group}.dlq"

@@ -1,0 +1,86 @@
+"""The marks of a replayed message: whom it is meant for, and which dead letter it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from holdfast.message import REPLAY_HEADER
+
+if TYPE_CHECKING:
+    from holdfast.headers import Headers
+    from holdfast.message import Message
+
+REPLAY_GROUP: Final = REPLAY_HEADER
+"""The consumer group that failed; every other group lets the message pass."""
+REPLAY_PLAN: Final = "x-replay-plan"
+REPLAY_DLQ_ID: Final = "x-replay-dlq-id"
+REPLAY_TOPIC: Final = "x-replay-topic"
+"""The topic that the message was first published to."""
+REPLAY_COUNT: Final = "x-replay-count"
+"""How many times it has been replayed, this time included."""
+
+NAMES: Final = (REPLAY_GROUP, REPLAY_PLAN, REPLAY_DLQ_ID, REPLAY_TOPIC, REPLAY_COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What the headers of a replayed message say."""
+
+    group: str
+    plan: str
+    dlq_id: str
+    topic: str
+    count: int = 1
+
+    @classmethod
+    def of(cls, headers: Headers) -> Marks | None:
+        """Return the marks in *headers*; None for a message that no plan sent."""
+        group, plan = headers.text(REPLAY_GROUP), headers.text(REPLAY_PLAN)
+        dlq_id, topic = headers.text(REPLAY_DLQ_ID), headers.text(REPLAY_TOPIC)
+        if group is None or plan is None or dlq_id is None or topic is None:
+            return None
+        count = headers.text(REPLAY_COUNT) or ""
+        return cls(
+            group=group,
+            plan=plan,
+            dlq_id=dlq_id,
+            topic=topic,
+            count=int(count) if count.isascii() and count.isdigit() and len(count) < 10 else 1,
+        )
+
+    def stamped(self, headers: Headers) -> Headers:
+        """Return *headers* with these marks in place of any older ones."""
+        return headers.with_(
+            (
+                (REPLAY_GROUP, self.group),
+                (REPLAY_PLAN, self.plan),
+                (REPLAY_DLQ_ID, self.dlq_id),
+                (REPLAY_TOPIC, self.topic),
+                (REPLAY_COUNT, str(self.count)),
+            )
+        )
+
+
+def replay_topic(topic: str, group: str) -> str:
+    """Return the topic that only *group* reads replayed messages of *topic* from."""
+    return f"{topic}.{group}.replay"
+
+
+def is_for(message: Message, group: str) -> bool:
+    """Whether *group* is to handle *message*; an ordinary message is for everybody."""
+    meant = message.headers.text(REPLAY_GROUP)
+    return meant is None or meant == group
+
+
+def original(message: Message) -> Message:
+    """Return *message* under the topic it was first published to; the marks stay on it."""
+    marks = Marks.of(message.headers)
+    if marks is None or not marks.topic or marks.topic == message.topic:
+        return message
+    return message.with_(topic=marks.topic)
+
+
+def unmarked(headers: Headers) -> Headers:
+    """Return *headers* as they were before any replay."""
+    return headers.without(NAMES)

@@ -1,0 +1,103 @@
+"""What the consumer says about replayed messages: confirmed, or failed again.
+
+Both are part of the consumer's own transaction: an outcome is true or it is not there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.closing import close
+from holdfast.dlq.metrics import METRICS
+from holdfast.dlq.replay.marks import Marks
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.state import WAITING, ItemState
+from holdfast.dlq.rows import CONFIRMED, fingerprint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy.engine import Connection
+
+    from holdfast.dlq.letter import DeadLetter
+    from holdfast.message import Message
+
+_REASON = "handled by the group when it was replayed"
+
+
+def confirmed(connection: Connection, message: Message, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Note that the group has handled *message*, now or before; nothing for ordinary ones.
+
+    Call it in the transaction of the message's effects, also when dedup found them there.
+    """
+    confirmed_all(connection, (message,), clock=clock)
+
+
+def confirmed_all(
+    connection: Connection, messages: Iterable[Message], *, clock: Clock = SYSTEM_CLOCK
+) -> None:
+    """Confirm many at once, in one transaction with their effects."""
+    by_plan: dict[str, list[str]] = {}
+    for message in messages:
+        if message.is_replay and (marks := Marks.of(message.headers)) is not None:
+            by_plan.setdefault(marks.plan, []).append(marks.dlq_id)
+    for plan_id, dlq_ids in sorted(by_plan.items()):
+        done = {
+            "state": ItemState.CONFIRMED,
+            "live": None,
+            "note": None,
+            "settled_at": clock.now().timestamp(),
+        }
+        # Also one that was held back or failed before: what happened last is what is true.
+        connection.execute(
+            update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(dlq_ids)).values(**done)
+        )
+        actor = f"plan {plan_id}"
+        close(connection, dlq_ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
+        METRICS.replayed.labels("confirmed").inc(len(dlq_ids))
+
+
+def failed_again(
+    connection: Connection, letter: DeadLetter, *, clock: Clock = SYSTEM_CLOCK
+) -> None:
+    """Note that the replayed *letter* failed once more; nothing for one that no replay sent.
+
+    What the plan still has of the same key is held back: it must not overtake this one.
+    """
+    plan_id = letter.lineage.replay_id
+    if plan_id is None:
+        return
+    own = (item.c.plan_id == plan_id) & (item.c.dlq_id == letter.dlq_id)
+    row = connection.execute(select(item.c.position, item.c.key_hash).where(own)).first()
+    if row is None:
+        return  # a plan of another database, or one that was pruned
+    now = clock.now().timestamp()
+    failed = {
+        "state": ItemState.FAILED_AGAIN,
+        "live": None,
+        "again": fingerprint_of(letter.failure).value,
+        "settled_at": now,
+    }
+    connection.execute(
+        update(item).where(own, item.c.state != ItemState.CONFIRMED).values(**failed)
+    )
+    held = {
+        "state": ItemState.HELD,
+        "live": None,
+        "note": f"an earlier message of its key failed again ({letter.dlq_id})",
+        "settled_at": now,
+    }
+    connection.execute(
+        update(item)
+        .where(
+            item.c.plan_id == plan_id,
+            item.c.key_hash == row.key_hash,
+            item.c.position > row.position,
+            item.c.state.in_(WAITING),
+        )
+        .values(**held)
+    )
+    METRICS.replayed.labels("failed_again").inc()

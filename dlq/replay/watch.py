@@ -1,0 +1,94 @@
+"""Watching a plan: what the consumer said so far, counted not more often than it is worth."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.replay.plan import Plan, Tally
+from holdfast.dlq.replay.plans import again, tally
+from holdfast.dlq.replay.schema import plan
+from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.steps import Counted, gates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
+
+    Observer = Callable[[Plan, Tally], Any]
+
+_WINDOW = 60.0  # seconds over which the failure ratio is taken
+_APART = 0.5  # seconds between two counts while sending
+
+
+class Watch:
+    """Counts the outcomes of one plan; at a gate always, between gates now and then."""
+
+    def __init__(
+        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, observe: Observer | None = None
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._observe = observe
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._changed_at = clock.monotonic()
+        self._outcomes = -1
+        self._sent = -1
+        self._counted: Counted | None = None
+        self._due = float("-inf")
+
+    def look(self, found: Plan) -> Counted:
+        """Return what is known now of *found*."""
+        if (
+            self._counted is None
+            or found.sent in gates(found.total, found.policy)
+            or self._clock.monotonic() >= self._due
+        ):
+            self._counted = self._count(found)
+        return replace(self._counted, sent=found.sent)
+
+    def _count(self, found: Plan) -> Counted:
+        now = self._clock.monotonic()
+        with self._engine.connect() as db:
+            counts = tally(db, found)
+            kinds = db.execute(again(found.id)).scalars().all()
+        cost = self._clock.monotonic() - now
+        self._due = now + max(_APART, 10 * cost)
+        if self._observe is not None:
+            self._observe(found, counts)
+        confirmed = counts[ItemState.CONFIRMED]
+        failed = counts[ItemState.FAILED_AGAIN] - found.forgiven
+        if confirmed + failed != self._outcomes or found.sent != self._sent:
+            self._outcomes, self._sent, self._changed_at = confirmed + failed, found.sent, now
+        before = self._before(now, confirmed, failed)
+        return Counted(
+            total=found.total,
+            sent=found.sent,
+            confirmed=confirmed,
+            failed=failed,
+            aside=counts.aside,
+            recent_confirmed=confirmed - before[1],
+            recent_failed=failed - before[2],
+            new_fingerprints=tuple(sorted({k for k in kinds if k} - set(found.fingerprints))),
+            waiting_below_sent=counts[ItemState.SENT] + counts[ItemState.UNKNOWN],
+            idle=now - self._changed_at,
+        )
+
+    def _before(self, now: float, confirmed: int, failed: int) -> tuple[float, int, int]:
+        """Return the counts at the start of the window."""
+        if not self._samples:
+            self._samples.append((now, confirmed, failed))
+        self._samples.append((now, confirmed, failed))
+        while len(self._samples) > 2 and self._samples[1][0] < now - _WINDOW:
+            self._samples.popleft()
+        return self._samples[0]
+
+
+def plan_row(db: Connection, plan_id: str) -> Plan:
+    """Return the plan as it stands."""
+    return Plan.of(db.execute(select(plan).where(plan.c.id == plan_id)).mappings().one())

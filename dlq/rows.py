@@ -1,0 +1,240 @@
+"""Dead letters as rows and back; names too long for a column are cut, never refused."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode, b64encode
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.dlq import rules
+from holdfast.dlq.letter import (
+    Coordinates,
+    Culprit,
+    DeadLetter,
+    Failure,
+    Governance,
+    History,
+    Lineage,
+    Occurrence,
+    Raised,
+)
+from holdfast.headers import Headers
+from holdfast.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sqlalchemy.engine import RowMapping
+
+    from holdfast.headers import Pair
+
+    Row = Mapping[str, Any] | RowMapping
+
+PENDING, CONFIRMED, DISCARDED, PARKED = "pending", "confirmed", "discarded", "parked"
+CLOSED = (CONFIRMED, DISCARDED, PARKED)
+_occurrences = msgspec.json.Decoder(tuple[Occurrence, ...]).decode
+_pairs = msgspec.json.Decoder(list[tuple[str, str | dict[str, str] | None]]).decode
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a dead letter that are kept as one document."""
+
+    coordinates: Coordinates
+    culprit: Culprit
+    failure: Failure
+    governance: Governance = Governance()
+    newer: dict[str, Any] | None = None
+
+
+_envelope = msgspec.json.Decoder(Envelope).decode
+
+
+def fingerprint_of(failure: Failure) -> rules.Fingerprint:
+    """Return the fingerprint of *failure* by today's rules."""
+    return rules.fingerprint(
+        [_error(raised) for raised in failure.chain],
+        explicit=failure.explicit,
+        also=[raised.type for raised in failure.also],
+    )
+
+
+def group_of(letter: DeadLetter, found: rules.Fingerprint) -> str:
+    """Return the id of the failure group of *letter*."""
+    return rules.group_id(
+        found.value, letter.culprit.group, letter.message.topic, letter.culprit.handler
+    )
+
+
+def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[str, Any]:
+    """Return the row of *letter*."""
+    message, failure, culprit = letter.message, letter.failure, letter.culprit
+    history, governance = letter.history, letter.governance
+    return {
+        "dlq_id": letter.dlq_id,
+        "group_id": group_of(letter, found),
+        "state": PENDING,
+        "message_id": cut(message.id),
+        "topic": cut(message.topic),
+        "type": cut(message.type),
+        "source": plain(message.source),
+        "message_key": message.key,
+        "key_hash": key_hash(message.key),
+        "payload": message.payload,
+        "headers": header_text(message.headers),
+        "event_at": message.time.timestamp(),
+        "correlation_id": cut(message.correlation_id),
+        "causation_id": cut(message.causation_id),
+        "content_type": cut(message.content_type),
+        "schema_ref": None if message.schema is None else plain(message.schema),
+        "traceparent": cut(message.traceparent),
+        "broker": cut(letter.coordinates.broker, 64),
+        "lane": letter.coordinates.lane,
+        "position": _position(letter.coordinates.position),
+        "consumer_group": cut(culprit.group),
+        "handler": cut(culprit.handler),
+        "service_version": cut(culprit.service_version, 64),
+        "stage": failure.stage.value,
+        "class": failure.kind.value,
+        "error_type": cut(failure.root.type),
+        "error_text": plain(failure.root.text),
+        "fingerprint": found.value,
+        "shape": rules.shape(message.payload, message.schema),
+        "envelope": document(
+            Envelope(
+                coordinates=letter.coordinates,
+                culprit=culprit,
+                failure=failure,
+                governance=governance,
+                newer=letter.newer,
+            )
+        ),
+        "schema_version": letter.schema_version,
+        "origin": cut(letter.origin, 16),
+        "tenant": cut(governance.tenant),
+        "entity_ref": cut(governance.entity_ref),
+        "subject": cut(governance.subject),
+        "attempts": history.attempts,
+        "occurrences": max(1, len(history.failures)),
+        "first_failed_at": history.first_failed_at,
+        "last_failed_at": history.last_failed_at,
+        "history": document(history.failures),
+        "stored_at": now,
+        "replay_count": letter.lineage.replay_count,
+        "revision": letter.lineage.revision,
+        "replayable": letter.is_replayable,
+        "verdict": "",
+        "retries": 0,
+        "due_at": None,
+        "closed_at": None,
+        "closed_by": None,
+        "closed_reason": None,
+        "expires_at": governance.expires_at,
+    }
+
+
+def letter_of(row: Row) -> DeadLetter:
+    """Return the dead letter in *row*, with the original message."""
+    envelope = _envelope(row["envelope"])
+    return DeadLetter(
+        dlq_id=row["dlq_id"],
+        message=message_of(row),
+        coordinates=envelope.coordinates,
+        culprit=envelope.culprit,
+        failure=envelope.failure,
+        history=History(
+            attempts=row["attempts"],
+            first_failed_at=row["first_failed_at"],
+            last_failed_at=row["last_failed_at"],
+            failures=occurrences(row["history"]),
+        ),
+        lineage=Lineage(replay_count=row["replay_count"], revision=row["revision"]),
+        governance=envelope.governance,
+        schema_version=row["schema_version"],
+        origin=row["origin"],
+        newer=envelope.newer,
+    )
+
+
+def message_of(row: Row) -> Message:
+    """Return the original message in *row*."""
+    key, payload = row["message_key"], row["payload"]
+    return Message(
+        id=row["message_id"],
+        topic=row["topic"],
+        payload=None if payload is None else bytes(payload),
+        type=row["type"],
+        source=row["source"],
+        key=None if key is None else bytes(key),
+        headers=headers_of(row["headers"]),
+        time=datetime.fromtimestamp(row["event_at"], UTC),
+        correlation_id=row["correlation_id"],
+        causation_id=row["causation_id"],
+        content_type=row["content_type"],
+        schema=row["schema_ref"],
+        traceparent=row["traceparent"],
+    )
+
+
+def occurrences(text: str) -> tuple[Occurrence, ...]:
+    """Return the failures kept in the column `history`."""
+    return _occurrences(text)
+
+
+def document(value: Any) -> str:
+    """Return *value* as JSON text."""
+    return msgspec.json.encode(value).decode()
+
+
+def header_text(headers: Iterable[Pair]) -> str:
+    """Return *headers* as JSON: a value is text, null, or {"base64": …} where it is not UTF-8."""
+    return document([(name, _header_value(value)) for name, value in headers])
+
+
+def headers_of(text: str) -> Headers:
+    """Return the headers in *text*, exactly as they came."""
+    return Headers.received((name, _header_bytes(value)) for name, value in _pairs(text))
+
+
+def key_hash(key: bytes | None) -> str | None:
+    """Return what stands for *key* where keys are counted and searched."""
+    return None if key is None else hashlib.sha256(key).hexdigest()[:32]
+
+
+def cut(text: str | None, most: int = 255) -> Any:
+    """Return *text* as a column of *most* characters takes it."""
+    return None if text is None else plain(text[:most])
+
+
+def plain(text: str) -> str:
+    """Return *text* without what PostgreSQL (NUL) or UTF-8 (lone surrogates) refuses."""
+    if "\x00" in text:
+        text = text.replace("\x00", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
+
+
+def _position(position: object) -> str | None:
+    return None if position is None else cut(str(position), 64)
+
+
+def _header_value(value: bytes | None) -> str | dict[str, str] | None:
+    if value is None:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}
+    return text
+
+
+def _header_bytes(value: str | dict[str, str] | None) -> bytes | None:
+    if isinstance(value, dict):
+        return b64decode(value["base64"])
+    return None if value is None else value.encode()
+
+
+def _error(raised: Raised) -> rules.Error:
+    calls = [rules.Call(frame.module, frame.function, frame.in_app) for frame in raised.frames]
+    return rules.Error(raised.type, raised.text, calls)

@@ -1,0 +1,240 @@
+"""The dead-letter tables. Moments are POSIX seconds (UTC), alike on every database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+metadata = MetaData()
+"""Include it in your own Alembic metadata to manage the tables with your migrations."""
+
+# SQLite counts only a plain INTEGER key by itself; elsewhere 64 bits are asked for.
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+_Bytes = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
+_Document = Text().with_variant(mysql.LONGTEXT(collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def _name(length: int = 255) -> String:
+    # MySQL compares text without regard to case or accents, which would merge names.
+    return String(length).with_variant(
+        mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb"
+    )
+
+
+message = Table(
+    "holdfast_dlq_message",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("dlq_id", _name(36), nullable=False),
+    Column("group_id", _name(32), nullable=False),
+    Column("state", _name(16), nullable=False),
+    # the original, never changed
+    Column("message_id", _name(), nullable=False),
+    Column("topic", _name(), nullable=False),
+    Column("type", _name(), nullable=False),
+    Column("source", _Document, nullable=False),
+    Column("message_key", _Bytes),
+    Column("key_hash", _name(32)),
+    Column("payload", _Bytes),
+    Column("headers", _Document, nullable=False),
+    Column("event_at", Double, nullable=False),
+    Column("correlation_id", _name()),
+    Column("causation_id", _name()),
+    Column("content_type", _name()),
+    Column("schema_ref", _Document),
+    Column("traceparent", _name()),
+    Column("broker", _name(64), nullable=False),
+    Column("lane", Integer),
+    Column("position", _name(64)),
+    # who failed, and how
+    Column("consumer_group", _name(), nullable=False),
+    Column("handler", _name(), nullable=False),
+    Column("service_version", _name(64), nullable=False),
+    Column("stage", _name(16), nullable=False),
+    Column("class", _name(16), nullable=False),
+    Column("error_type", _name(), nullable=False),
+    Column("error_text", _Document, nullable=False),
+    Column("fingerprint", _name(64), nullable=False),
+    Column("shape", _name(64), nullable=False),
+    Column("envelope", _Document, nullable=False),
+    Column("schema_version", Integer, nullable=False),
+    Column("origin", _name(16), nullable=False),
+    Column("tenant", _name()),
+    Column("entity_ref", _name()),
+    Column("subject", _name()),
+    # what became of it
+    Column("attempts", Integer, nullable=False),
+    Column("occurrences", Integer, nullable=False),
+    Column("first_failed_at", Double, nullable=False),
+    Column("last_failed_at", Double, nullable=False),
+    Column("history", _Document, nullable=False),
+    Column("stored_at", Double, nullable=False),
+    Column("replay_count", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("replayable", Boolean, nullable=False),
+    Column("verdict", _name(16), nullable=False),
+    Column("retries", Integer, nullable=False),
+    Column("due_at", Double),
+    Column("closed_at", Double),
+    Column("closed_by", _name()),
+    Column("closed_reason", _Document),
+    Column("expires_at", Double),
+    Index("holdfast_dlq_message_id", "dlq_id", unique=True),
+    Index("holdfast_dlq_message_group", "group_id", "state", "seq"),
+    Index("holdfast_dlq_message_state", "state", "stored_at"),
+    Index("holdfast_dlq_message_due", "due_at"),
+    Index("holdfast_dlq_message_key", "key_hash"),
+    Index("holdfast_dlq_message_message", "message_id"),
+    Index("holdfast_dlq_message_subject", "subject"),
+    sqlite_autoincrement=True,
+)
+"""One row per dead letter. `state`: pending, or closed as confirmed, discarded or parked."""
+
+revision = Table(
+    "holdfast_dlq_revision",
+    metadata,
+    Column("dlq_id", _name(36), primary_key=True),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("payload", _Bytes),
+    Column("headers", _Document, nullable=False),
+    Column("difference", _Document, nullable=False),
+    Column("transform", _name(), nullable=False),
+    Column("actor", _name(), nullable=False),
+    Column("reason", _Document, nullable=False),
+    Column("made_at", Double, nullable=False),
+)
+"""Edits of a dead letter, from 1; the original stays as it is."""
+
+group = Table(
+    "holdfast_dlq_group",
+    metadata,
+    Column("group_id", _name(32), primary_key=True),
+    Column("fingerprint", _name(64), nullable=False),
+    Column("algorithm", _name(8), nullable=False),
+    Column("consumer_group", _name(), nullable=False),
+    Column("topic", _name(), nullable=False),
+    Column("handler", _name(), nullable=False),
+    Column("title", _Document, nullable=False),
+    Column("error_type", _name(), nullable=False),
+    Column("class", _name(16), nullable=False),
+    Column("stage", _name(16), nullable=False),
+    Column("hints", _Document, nullable=False),
+    Column("sample", _name(36), nullable=False),
+    Column("state", _name(16), nullable=False),
+    Column("muted_until", Double),
+    Column("owner", _name()),
+    Column("note", _Document),
+    Column("first_seen", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("arrived", BigInteger, nullable=False),
+    Column("reopened", BigInteger, nullable=False),
+    Column("confirmed", BigInteger, nullable=False),
+    Column("discarded", BigInteger, nullable=False),
+    Column("parked", BigInteger, nullable=False),
+    Column("alerted_at", Double),
+    Column("moved_to", _name(32)),
+    Index("holdfast_dlq_group_state", "state"),
+)
+"""One row per problem. Its figures are as of the last fold of `holdfast_dlq_change`."""
+
+change = Table(
+    "holdfast_dlq_change",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("group_id", _name(32), nullable=False),
+    Column("kind", _name(16), nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("key_hash", _name(32)),
+    Column("tenant", _name()),
+    Column("version", _name(64)),
+    sqlite_autoincrement=True,
+)
+"""What happened to the figures since the last fold: appended, so that writers never wait."""
+
+hour = Table(
+    "holdfast_dlq_hour",
+    metadata,
+    Column("group_id", _name(32), primary_key=True),
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    Column("arrived", BigInteger, nullable=False),
+    Column("closed", BigInteger, nullable=False),
+    Index("holdfast_dlq_hour_hour", "hour"),
+)
+"""Inflow and outflow by group and hour (hours since 1970)."""
+
+hit = Table(
+    "holdfast_dlq_hit",
+    metadata,
+    Column("group_id", _name(32), primary_key=True),
+    Column("kind", _name(8), primary_key=True),
+    Column("value", _name(), primary_key=True),
+)
+"""Which keys (by hash), tenants and versions a group hits; bounded."""
+
+regrouped = Table(
+    "holdfast_dlq_regrouped",
+    metadata,
+    Column("old_group", _name(32), primary_key=True),
+    Column("new_group", _name(32), primary_key=True),
+    Column("algorithm", _name(8), nullable=False),
+    Column("moved", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+)
+"""Where the messages of a group went when the algorithm changed."""
+
+audit = Table(
+    "holdfast_dlq_audit",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", _name(32), nullable=False),
+    Column("actor", _name(), nullable=False),
+    Column("action", _name(32), nullable=False),
+    Column("subject", _name(600), nullable=False),
+    Column("reason", _Document, nullable=False),
+    Column("detail", _Document, nullable=False),
+    Column("previous", _name(64), nullable=False),
+    Column("hash", _name(64), nullable=False),
+)
+"""What was done, by whom and why: each row holds the hash of the row before it."""
+
+head = Table(
+    "holdfast_dlq_head",
+    metadata,
+    Column("name", _name(16), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", _name(64), nullable=False),
+)
+"""The end of the audit chain, and the locks that let one at a time append or fold."""
+
+subject_key = Table(
+    "holdfast_dlq_subject",
+    metadata,
+    Column("subject", _name(), primary_key=True),
+    Column("wrapped", _Bytes),
+    Column("made_at", Double, nullable=False),
+    Column("forgotten_at", Double),
+)
+"""The key of each data subject, wrapped; without it the subject's fields are noise."""
+
+
+def create_tables(bind: Engine | Connection) -> None:
+    """Create the dead-letter tables where missing; in production prefer the migrations."""
+    metadata.create_all(bind)

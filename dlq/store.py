@@ -1,0 +1,218 @@
+"""The SQL store of dead letters: durable, idempotent, and without rows that writers fight over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq import rules
+from holdfast.dlq.letter import MOST_FAILURES, DeadLetter, Occurrence
+from holdfast.dlq.metrics import METRICS
+from holdfast.dlq.rows import (
+    PENDING,
+    document,
+    fingerprint_of,
+    letter_of,
+    occurrences,
+    plain,
+    row_of,
+)
+from holdfast.dlq.schema import change, group, message
+from holdfast.dlq.transactions import committed, down
+from holdfast.errors import ConfigurationError, DependencyDown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    Triage = Callable[[Connection, dict[str, Any]], dict[str, Any]]
+
+_MOST_KNOWN = 10_000
+_MOST_TITLE = 300
+
+
+class StoreHome:
+    """Keeps dead letters in the application's database.
+
+    One letter is one row however often it is put; each new failure of it is added to its
+    history, and reopens it when it was closed. Figures are appended as changes and folded
+    later, so writers never wait for one another's counters.
+    """
+
+    in_thread = True
+
+    def __init__(
+        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, triage: Triage | None = None
+    ) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._triage = triage
+        self._known: set[str] = set()
+        self.in_thread = str(engine.url) not in ("sqlite://", "sqlite:///:memory:")
+
+    def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
+        """Return once *letter* is durable, or part of the *connection*'s transaction."""
+        self.put_all([letter], connection)
+
+    def put_all(self, letters: Sequence[DeadLetter], connection: Connection | None = None) -> None:
+        """Put several letters in one transaction, always in the same order: no deadlocks."""
+        ordered = sorted(letters, key=lambda letter: letter.dlq_id)
+        try:
+            if connection is not None:
+                known: set[str] = set()
+                self._write(connection, ordered, known)
+            else:
+                known = committed(self.engine, lambda db: self._own(db, ordered), clock=self._clock)
+                self._known |= known
+        except SQLAlchemyError as error:
+            METRICS.write_failed("store")
+            raise down(error) from error
+        except DependencyDown:
+            METRICS.write_failed("store")
+            raise
+        for letter in ordered:
+            METRICS.put(letter)
+
+    def get(self, dlq_id: str) -> DeadLetter | None:
+        """Return the stored letter, or None."""
+        with self.engine.connect() as db:
+            row = db.execute(select(message).where(message.c.dlq_id == dlq_id)).mappings().first()
+        return None if row is None else letter_of(row)
+
+    def _own(self, db: Connection, letters: Sequence[DeadLetter]) -> set[str]:
+        """Write in a transaction of our own; return the groups that are then known to exist."""
+        if len(self._known) > _MOST_KNOWN:
+            self._known = set()
+        known = set(self._known)
+        self._write(db, letters, known)
+        return known
+
+    def _write(self, db: Connection, letters: Sequence[DeadLetter], known: set[str]) -> None:
+        now = self._clock.now().timestamp()
+        changes = []
+        for letter in letters:
+            found = fingerprint_of(letter.failure)
+            row = row_of(letter, found, now=now)
+            if row["group_id"] not in known:
+                _ensure_group(db, letter, row, found)
+                known.add(row["group_id"])
+            if self._triage is not None:
+                row |= self._triage(db, row)
+            if _insert_if_new(db, row):
+                changes.append(change_row(row, "arrived", now))
+            elif kind := _merge(db, letter, row, now):
+                changes.append(change_row(row, kind, now))
+            if letter.lineage.replay_id is not None:
+                _tell_replay(db, letter)
+        if changes:
+            db.execute(insert(change), changes)
+
+
+def change_row(row: Any, kind: str, at: float, n: int = 1) -> dict[str, Any]:
+    """Return one change of the figures of the group of *row*."""
+    return {
+        "group_id": row["group_id"],
+        "kind": kind,
+        "n": n,
+        "at": at,
+        "key_hash": row["key_hash"],
+        "tenant": row["tenant"],
+        "version": row["service_version"],
+    }
+
+
+def insert_ignoring(db: Connection, table: Any) -> Any:
+    """Return an insert into *table* that leaves an existing row as it is."""
+    match db.dialect.name:
+        case "sqlite":
+            return sqlite.insert(table).on_conflict_do_nothing()
+        case "postgresql":
+            # Without preserve_rowcount SQLAlchemy answers -1 here, which is truthy.
+            statement = postgresql.insert(table).on_conflict_do_nothing()
+            return statement.execution_options(preserve_rowcount=True)
+        case "mysql" | "mariadb":
+            return mysql.insert(table).prefix_with("IGNORE")
+        case other:
+            raise ConfigurationError(
+                f"no dead-letter store on {other!r}: use PostgreSQL, MySQL, MariaDB or SQLite"
+            )
+
+
+def _insert_if_new(db: Connection, row: dict[str, Any]) -> bool:
+    if db.dialect.name in ("mysql", "mariadb"):
+        # A refused duplicate would keep a shared lock, on which two writers can deadlock.
+        there = select(message.c.seq).where(message.c.dlq_id == row["dlq_id"])
+        if db.execute(there).first() is not None:
+            return False
+    return bool(db.execute(insert_ignoring(db, message), row).rowcount == 1)
+
+
+def _ensure_group(
+    db: Connection, letter: DeadLetter, row: dict[str, Any], found: rules.Fingerprint
+) -> None:
+    there = select(group.c.group_id).where(group.c.group_id == row["group_id"])
+    if db.execute(there).first() is not None:
+        return
+    root = letter.failure.root
+    values = {
+        "group_id": row["group_id"],
+        "fingerprint": found.value,
+        "algorithm": found.algorithm,
+        "title": plain(f"{root.type}: {rules.parameterised(root.text)}"[:_MOST_TITLE]),
+        "hints": document({"by": found.by, "hints": found.hints}),
+        "sample": row["dlq_id"],
+        "state": "new",
+        "first_seen": row["first_failed_at"],
+        "last_seen": row["last_failed_at"],
+        **dict.fromkeys(("arrived", "reopened", "confirmed", "discarded", "parked"), 0),
+    }
+    for name in ("consumer_group", "topic", "handler", "error_type", "class", "stage"):
+        values[name] = row[name]
+    if db.execute(insert_ignoring(db, group), values).rowcount == 1:
+        METRICS.new_group()
+
+
+def _merge(db: Connection, letter: DeadLetter, row: dict[str, Any], now: float) -> str | None:
+    """Add the failures of *letter* to its stored row; return the change, if it was reopened."""
+    where = message.c.dlq_id == row["dlq_id"]
+    stored = db.execute(select(message).where(where).with_for_update()).mappings().one()
+    kept = occurrences(stored["history"])
+    fresh = _fresh(letter.history.failures, kept, stored["occurrences"])
+    if not fresh:
+        return None
+    together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
+    values: dict[str, Any] = {
+        "attempts": stored["attempts"] + sum(one.attempts for one in fresh),
+        "occurrences": stored["occurrences"] + len(fresh),
+        "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
+        "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),
+        "history": document(together),
+        "replay_count": max(stored["replay_count"], row["replay_count"]),
+    }
+    reopened = stored["state"] != PENDING
+    if reopened:
+        values |= {"state": PENDING, "stored_at": now}
+        values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
+    db.execute(update(message).where(where).values(**values))
+    row["group_id"] = stored["group_id"]
+    return "reopened" if reopened else None
+
+
+def _fresh(given: Sequence[Occurrence], kept: Sequence[Occurrence], count: int) -> list[Occurrence]:
+    """Return what the row does not know yet; failures older than all it keeps were known."""
+    known = {one.id for one in kept}
+    oldest = min((one.at for one in kept), default=0.0) if count > len(kept) else 0.0
+    return [one for one in given if one.id not in known and one.at >= oldest]
+
+
+def _tell_replay(db: Connection, letter: DeadLetter) -> None:
+    from holdfast.dlq import replay
+
+    failed_again = getattr(replay, "failed_again", None)
+    if failed_again is not None:
+        failed_again(db, letter)

@@ -1,0 +1,76 @@
+"""The broker topic as a home of dead letters, `<topic>.<group>.dlq`."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.dlq.metrics import METRICS
+from holdfast.dlq.wire import MOST_BYTES, to_topic
+from holdfast.errors import DependencyDown, HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection
+
+    from holdfast.dlq.homes import Home
+    from holdfast.dlq.letter import DeadLetter
+    from holdfast.ports import Sink
+
+log = logging.getLogger("holdfast.dlq")
+
+
+class TopicHome:
+    """Publishes dead letters to a topic of the broker that the message came from.
+
+    When that fails the letter goes to *quarantine*, the database if there is one; without
+    one the error goes out, and the message must not be acknowledged. *prepare* is called
+    with the name of a dead-letter topic before its first use, e.g. `broker.create_topic`.
+    """
+
+    in_thread = False  # threads do not share a sink
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        quarantine: Home | None = None,
+        prepare: Callable[[str], object] | None = None,
+        most_header_bytes: int | None = None,
+    ) -> None:
+        self._sink = sink
+        self._quarantine = quarantine
+        self._prepare = prepare
+        self._prepared: set[str] = set()
+        limit = sink.caps.max_headers
+        if most_header_bytes is None:
+            most_header_bytes = MOST_BYTES if limit is None else min(MOST_BYTES, limit // 2)
+        self._most = most_header_bytes
+
+    def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
+        """Return once the broker has taken *letter*, or the quarantine has."""
+        try:
+            self._publish(letter)
+        except HoldfastError as error:
+            METRICS.write_failed("topic")
+            if self._quarantine is None:
+                raise DependencyDown(
+                    f"dead letter {letter.dlq_id} cannot be published: {error}"
+                ) from error
+            log.warning("dead letter %s goes to quarantine: %s", letter.dlq_id, error)
+            kept = msgspec.structs.replace(letter, origin="quarantine")
+            self._quarantine.put(kept, connection)
+        else:
+            METRICS.put(letter)
+
+    def _publish(self, letter: DeadLetter) -> None:
+        message = to_topic(letter, most=self._most)
+        if self._prepare is not None and message.topic not in self._prepared:
+            self._prepare(message.topic)
+            self._prepared.add(message.topic)
+        (result,) = self._sink.publish([message])
+        if result.error is not None:
+            raise result.error

@@ -1,0 +1,56 @@
+"""Transactions of our own that are tried again when the database breaks them off."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from holdfast.classification import recognise
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import DependencyDown, Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
+
+T = TypeVar("T")
+TRIES = 8
+
+
+def committed(
+    engine: Engine,
+    work: Callable[[Connection], T],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    tries: int = TRIES,
+    randomness: Callable[[], float] = random.random,
+) -> T:
+    """Return what *work* returned, its transaction committed.
+
+    A deadlock or a serialization failure rolls everything back, so the whole is done again,
+    at growing random distances. `DependencyDown` when the database stays away.
+    """
+    for attempt in range(1, tries + 1):
+        try:
+            with engine.begin() as db:
+                return work(db)
+        except DBAPIError as error:
+            if attempt == tries or recognise(error) is not Remedy.RETRY:
+                raise down(error) from error
+        except SQLAlchemyError as error:
+            raise down(error) from error
+        clock.sleep(0.01 * 2**attempt * (0.5 + randomness()))
+    raise AssertionError("unreachable")
+
+
+def down(error: Exception) -> DependencyDown:
+    """Return what a database *error* means to who wants to store: nothing was stored."""
+    cause = getattr(error, "orig", None) or error
+    text = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else repr(cause)
+    fix = ""
+    if recognise(error) is Remedy.FIX:
+        fix = ": run  holdfast db upgrade  with the same --database, and see its log"
+    return DependencyDown(f"the dead-letter store failed with {type(cause).__name__}: {text}{fix}")

@@ -1,0 +1,264 @@
+"""The attempt ledger: failures, releases and crashes of messages, across all processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.keys import fitted
+from holdfast.idempotency.standing import CLEAN, Orphan, Standing, judged, merged
+from holdfast.idempotency.transactions import transact
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+
+_LONGEST_ERROR = 2000
+_DEAD_AT_ONCE = 100  # dead owners per sweep
+_PRUNED_AT_ONCE = 500
+_COUNTS = {"failed": 0, "released": 0, "crashed": 0, "suspected": 0, "error": None}
+
+
+class Ledger:
+    """Counts what became of messages, so that one that kills its process is found out.
+
+    A process (*owner*) marks what it takes up before any handler runs, one write for a
+    whole batch, and removes the marks when it is done, again one write. A mark whose owner
+    no longer gives signs of life is a crash. If the batch was in flight together, each
+    message is only a suspect; run a suspect with `alone=True` and nothing beside it, and a
+    further crash is counted as its own. Good messages leave no row behind.
+
+    Every method joins the transaction of *connection*, or commits one of its own, in which
+    deadlocks are begun again.
+    """
+
+    def __init__(
+        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, owner_seconds: float = 30.0
+    ) -> None:
+        if not owner_seconds > 0:
+            raise ConfigurationError(f"Ledger(owner_seconds={owner_seconds}): use more than 0")
+        self.owner_seconds = owner_seconds
+        """How long an owner is believed to live after its last sign of life."""
+        self._engine = engine
+        self._clock = clock
+        self._sql = statements("holdfast.idempotency", engine.dialect.name)
+        self._seen: dict[str, float] = {}
+
+    def alive(self, owner: str, *, connection: Connection | Session | None = None) -> None:
+        """Give a sign of life for *owner*; call it every third of `owner_seconds`."""
+        asked = self._clock.monotonic()
+        self._run(connection, lambda db: self._greet(db, owner))
+        self._seen[owner] = asked
+
+    def depart(self, owner: str) -> None:
+        """End *owner* in peace: its marks are removed and nobody is blamed."""
+
+        def work(db: Any) -> None:
+            for consumer, ids in _by_consumer(db.execute(self._sql["marks_of"], {"owner": owner})):
+                self._finish(db, consumer, ids, owner)
+            db.execute(self._sql["bury"], {"owner": owner})
+
+        self._run(None, work)
+        self._seen.pop(owner, None)
+
+    def starting(
+        self,
+        consumer: str,
+        ids: Iterable[str],
+        owner: str,
+        *,
+        alone: bool = False,
+        connection: Connection | Session | None = None,
+    ) -> None:
+        """Mark *ids* as taken up by *owner*; return before any of their handlers runs.
+
+        With *alone* the caller promises that no other handler runs in this process until
+        the message is finished. It may turn an earlier mark into a lone one.
+        """
+        listed = _listed(ids)
+        if listed is None:
+            return
+        asked = self._clock.monotonic()
+        due = asked - self._seen.get(owner, float("-inf")) > self.owner_seconds / 3
+        mark = {"consumer": fitted(consumer), "ids": listed, "owner": owner, "alone": int(alone)}
+
+        def work(db: Any) -> None:
+            if due:
+                self._greet(db, owner)
+            db.execute(self._sql["start"], mark)
+
+        self._run(connection, work)
+        if due:
+            self._seen[owner] = asked
+
+    def finished(
+        self,
+        consumer: str,
+        ids: Iterable[str],
+        owner: str,
+        *,
+        connection: Connection | Session | None = None,
+    ) -> None:
+        """Remove the marks of *ids*, whatever came of them: the process outlived them.
+
+        What is known about their failures stays until `forget`.
+        """
+        kept = list(ids)
+        if kept:
+            self._run(connection, lambda db: self._finish(db, fitted(consumer), kept, owner))
+
+    def standing(
+        self,
+        consumer: str,
+        ids: Iterable[str],
+        *,
+        owner: str = "",
+        connection: Connection | Session | None = None,
+    ) -> dict[str, Standing]:
+        """Return what is known about *ids*; those about which nothing is are left out.
+
+        Marks of *owner* itself do not count as begun by others.
+        """
+        names = {fitted(id_): id_ for id_ in ids}
+        listed = _listed(names)
+        if listed is None:
+            return {}
+        wanted = {"consumer": fitted(consumer), "ids": listed, "owner": owner}
+        rows = self._run(connection, lambda db: db.execute(self._sql["standing"], wanted).all())
+        found: dict[str, Standing] = {}
+        for row in rows:
+            id_ = names[row.message_id]
+            found[id_] = merged(found.get(id_, CLEAN), row)
+        return found
+
+    def failed(
+        self,
+        consumer: str,
+        message_id: str,
+        error: BaseException | str,
+        *,
+        connection: Connection | Session | None = None,
+    ) -> Standing:
+        """Count a failed attempt, for which the message is blamed; return its standing.
+
+        Without *connection* this outlives the rollback of the handler's transaction, as it
+        should.
+        """
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return self._count(connection, consumer, message_id, failed=1, error=_storable(text))
+
+    def released(
+        self, consumer: str, message_id: str, *, connection: Connection | Session | None = None
+    ) -> Standing:
+        """Count a release for which nobody is to blame: shutdown, rebalance, open circuit."""
+        return self._count(connection, consumer, message_id, released=1)
+
+    def crashed(
+        self, consumer: str, message_id: str, *, connection: Connection | Session | None = None
+    ) -> Standing:
+        """Count a crash that the caller knows to be this message's own."""
+        return self._count(connection, consumer, message_id, crashed=1)
+
+    def orphans(self, *, connection: Connection | Session | None = None) -> list[Orphan]:
+        """Turn the marks of dead owners into blame, each exactly once, and return them.
+
+        Call it at the start and now and then; several processes may do so at once. A lone
+        mark is a crash of that message, and whatever else the owner had taken up had not
+        begun. Marks in company make suspects.
+        """
+        return self._run(connection, self._sweep)
+
+    def forget(
+        self,
+        consumer: str,
+        ids: Iterable[str],
+        *,
+        connection: Connection | Session | None = None,
+    ) -> None:
+        """Remove what is known about *ids*: they were handled, dead-lettered or discarded."""
+        listed = _listed(ids)
+        if listed is not None:
+            wanted = {"consumer": fitted(consumer), "ids": listed}
+            self._run(connection, lambda db: db.execute(self._sql["forget"], wanted))
+
+    def prune(self, *, older_than: float) -> int:
+        """Forget messages of which nothing was heard for *older_than* seconds; return how many.
+
+        Goes in small steps that never wait for each other, so several may prune at once.
+        """
+        pruned = 0
+        while step := transact(self._engine, lambda db: self._prune(db, older_than)):
+            pruned += step
+        return pruned
+
+    def _prune(self, db: Connection, age: float) -> int:
+        rows = db.execute(self._sql["old_attempts"], {"age": age, "most": _PRUNED_AT_ONCE}).all()
+        for consumer, ids in _by_consumer(rows):
+            db.execute(self._sql["forget"], {"consumer": consumer, "ids": _listed(ids)})
+        return len(rows)
+
+    def _run(self, connection: Any, work: Callable[[Any], T]) -> T:
+        if connection is not None:
+            return work(connection)
+        return transact(self._engine, work, clock=self._clock)
+
+    def _greet(self, db: Any, owner: str) -> None:
+        db.execute(self._sql["greet"], {"owner": owner, "ttl": self.owner_seconds})
+
+    def _finish(self, db: Any, consumer: str, ids: Iterable[str], owner: str) -> None:
+        mark = {"consumer": consumer, "ids": _listed(ids), "owner": owner}
+        db.execute(self._sql["finish"], mark)
+
+    def _count(self, connection: Any, consumer: str, message_id: str, **counts: Any) -> Standing:
+        key = {"consumer": fitted(consumer), "id": fitted(message_id)}
+
+        def work(db: Any) -> Standing:
+            db.execute(self._sql["blame"], {**_COUNTS, **key, **counts})
+            return self.standing(consumer, [message_id], connection=db)[message_id]
+
+        return self._run(connection, work)
+
+    def _sweep(self, db: Any) -> list[Orphan]:
+        found: list[Orphan] = []
+        for owner in db.execute(self._sql["dead_owners"], {"most": _DEAD_AT_ONCE}).scalars().all():
+            marks = db.execute(self._sql["marks_of"], {"owner": owner}).all()
+            found += judged(owner, marks)
+            for consumer, ids in _by_consumer(marks):
+                self._finish(db, consumer, ids, owner)
+            db.execute(self._sql["bury"], {"owner": owner})
+        blamed = sorted(
+            (orphan for orphan in found if not orphan.innocent),
+            key=lambda orphan: (orphan.consumer, orphan.message_id),
+        )
+        for orphan in blamed:
+            count = "crashed" if orphan.alone else "suspected"
+            key = {"consumer": orphan.consumer, "id": orphan.message_id}
+            db.execute(self._sql["blame"], {**_COUNTS, **key, count: 1})
+        return found
+
+
+def _by_consumer(rows: Iterable[Any]) -> list[tuple[str, list[str]]]:
+    grouped: dict[str, list[str]] = {}
+    for row in rows:
+        grouped.setdefault(row.consumer, []).append(row.message_id)
+    return sorted(grouped.items())
+
+
+def _listed(ids: Iterable[str]) -> str | None:
+    """Return *ids* as one parameter; sorted, so that two writers never wait for each other."""
+    kept = sorted({fitted(id_) for id_ in ids})
+    return msgspec.json.encode(kept).decode() if kept else None
+
+
+def _storable(text: str) -> str:
+    """Return *text* as every database takes it, and no longer than anybody reads."""
+    cut = text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
+    return cut.replace("\0", "\\0").encode("utf-8", "replace").decode()

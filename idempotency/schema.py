@@ -1,0 +1,140 @@
+"""The tables of the consumer side: inbox, leases, versions, and the attempt ledger.
+
+Moments are POSIX seconds by the database's clock: the only one that all processes share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+metadata = MetaData()
+"""Include it in your own Alembic metadata to manage the tables with your migrations."""
+
+# MySQL compares text without regard to case or accents, which would merge ids.
+_Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
+_Owner = String(64).with_variant(mysql.VARCHAR(64, collation="utf8mb4_bin"), "mysql", "mariadb")
+_Key = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
+_Digest = LargeBinary(8).with_variant(mysql.BINARY(8), "mysql", "mariadb")
+_Content = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
+
+
+def _handled_key() -> list[Column[object]]:
+    return [
+        Column("consumer", BigInteger, primary_key=True, autoincrement=False),
+        Column("message", _Key, primary_key=True),
+    ]
+
+
+inbox = Table(
+    "holdfast_inbox",
+    metadata,
+    *_handled_key(),
+    Column("handled_at", Double, nullable=False),
+    Column("digest", _Digest, nullable=False),
+    Column("result", _Content),
+    # Rows come in the order of time, so a block range index finds the old ones for nothing.
+    Index("holdfast_inbox_handled_at", "handled_at", postgresql_using="brin"),
+    sqlite_with_rowid=False,
+)
+"""What each consumer has handled. Consumer and message are digests: rows stay narrow."""
+
+roster = Table(
+    "holdfast_inbox_consumer",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(1024), nullable=False),
+    Column("window_seconds", Double),
+)
+"""Which consumer an inbox row belongs to, and how long its rows are kept (NULL: for ever)."""
+
+lease = Table(
+    "holdfast_inbox_lease",
+    metadata,
+    *_handled_key(),
+    Column("token", BigInteger, nullable=False),
+    Column("until", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Who works on a message whose effect is outside the database; the token only grows."""
+
+version = Table(
+    "holdfast_version",
+    metadata,
+    Column("consumer", BigInteger, primary_key=True, autoincrement=False),
+    Column("entity", _Name, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("stale", BigInteger, nullable=False),
+    Column("last_stale", BigInteger),
+    Column("changed_at", Double, nullable=False),
+)
+"""The version of each entity that a consumer has applied, and what came too late for it."""
+
+ahead = Table(
+    "holdfast_ahead",
+    metadata,
+    Column("consumer", BigInteger, primary_key=True, autoincrement=False),
+    Column("entity", _Name, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("content", _Content, nullable=False),
+    Column("held_at", Double, nullable=False),
+)
+"""Messages that came before their predecessor, kept until the gap closes."""
+
+owner = Table(
+    "holdfast_owner",
+    metadata,
+    Column("owner", _Owner, primary_key=True),
+    Column("until", Double, nullable=False),
+)
+"""The processes that run handlers, and until when each is believed to live."""
+
+start = Table(
+    "holdfast_start",
+    metadata,
+    Column("consumer", _Name, primary_key=True),
+    Column("message_id", _Name, primary_key=True),
+    Column("owner", _Owner, primary_key=True),
+    Column("alone", SmallInteger, nullable=False),
+    Column("at", Double, nullable=False),
+)
+"""Messages that a process has taken up and not finished; a dead owner's are crashes."""
+
+attempt = Table(
+    "holdfast_attempt",
+    metadata,
+    Column("consumer", _Name, primary_key=True),
+    Column("message_id", _Name, primary_key=True),
+    Column("failed", Integer, nullable=False),
+    Column("released", Integer, nullable=False),
+    Column("crashed", Integer, nullable=False),
+    Column("suspected", Integer, nullable=False),
+    Column("first_failed_at", Double),
+    Column("last_failed_at", Double),
+    Column("last_error", Text),
+    Column("changed_at", Double, nullable=False),
+    Index("holdfast_attempt_changed_at", "changed_at"),
+)
+"""How often a message failed, was released, or ended its process; nothing for good ones."""
+
+
+def create_tables(bind: Engine | Connection) -> None:
+    """Create the tables where they are missing; in production prefer the migrations."""
+    metadata.create_all(bind)

@@ -1,0 +1,88 @@
+-- name: now
+SELECT UNIX_TIMESTAMP(SYSDATE(6)) AS now
+-- name: greet
+INSERT INTO holdfast_owner (owner, until) VALUES (:owner, UNIX_TIMESTAMP(SYSDATE(6)) + :ttl)
+ON DUPLICATE KEY UPDATE until = VALUES(until)
+-- name: start
+INSERT INTO holdfast_start (consumer, message_id, owner, alone, at)
+SELECT :consumer, id, :owner, :alone, UNIX_TIMESTAMP(SYSDATE(6))
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+ON DUPLICATE KEY UPDATE alone = VALUES(alone), at = VALUES(at)
+-- name: finish
+-- The list drives the join: a scan would wait for the marks of others.
+DELETE s FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_start s
+ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
+-- name: standing
+SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
+    last_error, 0 AS begun, 0 AS begun_alone
+FROM holdfast_attempt
+WHERE consumer = :consumer AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
+UNION ALL
+SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone)
+FROM holdfast_start
+WHERE consumer = :consumer AND owner <> :owner
+AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
+GROUP BY message_id
+-- name: blame
+INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
+    first_failed_at, last_failed_at, last_error, changed_at)
+VALUES (:consumer, :id, :failed, :released, :crashed, :suspected,
+    CASE WHEN :failed > 0 THEN UNIX_TIMESTAMP(SYSDATE(6)) END,
+    CASE WHEN :failed > 0 THEN UNIX_TIMESTAMP(SYSDATE(6)) END, :error,
+    UNIX_TIMESTAMP(SYSDATE(6)))
+ON DUPLICATE KEY UPDATE failed = failed + VALUES(failed), released = released + VALUES(released),
+    crashed = crashed + VALUES(crashed), suspected = suspected + VALUES(suspected),
+    first_failed_at = coalesce(first_failed_at, VALUES(first_failed_at)),
+    last_failed_at = coalesce(VALUES(last_failed_at), last_failed_at),
+    last_error = coalesce(VALUES(last_error), last_error), changed_at = VALUES(changed_at)
+-- name: forget
+DELETE a FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
+-- name: dead_owners
+SELECT owner FROM holdfast_owner WHERE until < UNIX_TIMESTAMP(SYSDATE(6))
+ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: marks_of
+SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
+ORDER BY consumer, message_id
+-- name: bury
+DELETE FROM holdfast_owner WHERE owner = :owner
+-- name: old_attempts
+SELECT consumer, message_id FROM holdfast_attempt
+WHERE changed_at < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+ORDER BY changed_at LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: claim
+-- MySQL: how many were new is all it tells.
+INSERT IGNORE INTO holdfast_inbox (consumer, message, handled_at, digest)
+SELECT :consumer, UNHEX(j.message), UNIX_TIMESTAMP(SYSDATE(6)), UNHEX(j.digest)
+FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$[0]', digest CHAR(16) PATH '$[1]')) j
+-- name: claim_returning
+-- MariaDB.
+INSERT IGNORE INTO holdfast_inbox (consumer, message, handled_at, digest)
+SELECT :consumer, UNHEX(j.message), UNIX_TIMESTAMP(SYSDATE(6)), UNHEX(j.digest)
+FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$[0]', digest CHAR(16) PATH '$[1]')) j
+RETURNING message
+-- name: recall
+-- A locking read sees what a rival has just committed, also under REPEATABLE READ.
+SELECT i.message, i.digest, i.result
+FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$')) j
+STRAIGHT_JOIN holdfast_inbox i ON i.consumer = :consumer AND i.message = UNHEX(j.message)
+LOCK IN SHARE MODE
+-- name: unclaim
+DELETE i FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$')) j
+STRAIGHT_JOIN holdfast_inbox i ON i.consumer = :consumer AND i.message = UNHEX(j.message)
+-- name: keep_result
+UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND message = :message
+-- name: old_rows
+SELECT message FROM holdfast_inbox
+WHERE consumer = :consumer AND handled_at < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: savepoint
+SAVEPOINT holdfast_claim
+-- name: rollback
+ROLLBACK TO SAVEPOINT holdfast_claim
+-- name: release
+RELEASE SAVEPOINT holdfast_claim
+-- name: prune_leases
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND until < UNIX_TIMESTAMP(SYSDATE(6)) - :age

@@ -1,0 +1,86 @@
+-- name: now
+SELECT extract(epoch FROM clock_timestamp()) AS now
+-- name: greet
+INSERT INTO holdfast_owner (owner, until) VALUES (:owner, extract(epoch FROM clock_timestamp()) + :ttl)
+ON CONFLICT (owner) DO UPDATE SET until = excluded.until
+-- name: start
+INSERT INTO holdfast_start (consumer, message_id, owner, alone, at)
+SELECT :consumer, id, :owner, :alone, extract(epoch FROM clock_timestamp())
+FROM json_array_elements_text(CAST(:ids AS json)) AS id
+ON CONFLICT (consumer, message_id, owner) DO UPDATE SET alone = excluded.alone, at = excluded.at
+-- name: finish
+DELETE FROM holdfast_start
+WHERE consumer = :consumer AND owner = :owner AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+-- name: standing
+SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
+    last_error, 0 AS begun, 0 AS begun_alone
+FROM holdfast_attempt
+WHERE consumer = :consumer AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+UNION ALL
+SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone)
+FROM holdfast_start
+WHERE consumer = :consumer AND owner <> :owner
+AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+GROUP BY message_id
+-- name: blame
+INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
+    first_failed_at, last_failed_at, last_error, changed_at)
+VALUES (:consumer, :id, :failed, :released, :crashed, :suspected,
+    CASE WHEN CAST(:failed AS integer) > 0 THEN extract(epoch FROM clock_timestamp()) END,
+    CASE WHEN CAST(:failed AS integer) > 0 THEN extract(epoch FROM clock_timestamp()) END, CAST(:error AS text),
+    extract(epoch FROM clock_timestamp()))
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    failed = holdfast_attempt.failed + excluded.failed,
+    released = holdfast_attempt.released + excluded.released,
+    crashed = holdfast_attempt.crashed + excluded.crashed,
+    suspected = holdfast_attempt.suspected + excluded.suspected,
+    first_failed_at = coalesce(holdfast_attempt.first_failed_at, excluded.first_failed_at),
+    last_failed_at = coalesce(excluded.last_failed_at, holdfast_attempt.last_failed_at),
+    last_error = coalesce(excluded.last_error, holdfast_attempt.last_error),
+    changed_at = excluded.changed_at
+-- name: forget
+DELETE FROM holdfast_attempt
+WHERE consumer = :consumer AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+-- name: dead_owners
+SELECT owner FROM holdfast_owner WHERE until < extract(epoch FROM clock_timestamp())
+ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: marks_of
+SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
+ORDER BY consumer, message_id
+-- name: bury
+DELETE FROM holdfast_owner WHERE owner = :owner
+-- name: old_attempts
+SELECT consumer, message_id FROM holdfast_attempt
+WHERE changed_at < extract(epoch FROM clock_timestamp()) - :age
+ORDER BY changed_at LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: claim
+-- The keys and digests travel as one parameter, and the new keys return as one value, or
+-- none at all when every key is new.
+WITH fresh AS (
+    INSERT INTO holdfast_inbox (consumer, message, handled_at, digest)
+    SELECT :consumer, substr(CAST(:packed AS bytea), n * 24 + 1, 16), extract(epoch FROM clock_timestamp()),
+        substr(CAST(:packed AS bytea), n * 24 + 17, 8)
+    FROM generate_series(0, CAST(:last AS integer)) AS n
+    ON CONFLICT DO NOTHING RETURNING message
+)
+SELECT count(*), CASE WHEN count(*) <= :last THEN string_agg(message, CAST('' AS bytea)) END
+FROM fresh
+-- name: recall
+SELECT message, digest, result FROM holdfast_inbox
+WHERE consumer = :consumer AND message IN (
+    SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
+    FROM generate_series(0, CAST(:last AS integer)) AS n)
+-- name: unclaim
+DELETE FROM holdfast_inbox
+WHERE consumer = :consumer AND message IN (
+    SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
+    FROM generate_series(0, CAST(:last AS integer)) AS n)
+-- name: keep_result
+UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND message = :message
+-- name: old_rows
+SELECT message FROM holdfast_inbox
+WHERE consumer = :consumer AND handled_at < extract(epoch FROM clock_timestamp()) - :age
+LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: prune_leases
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND until < extract(epoch FROM clock_timestamp()) - :age

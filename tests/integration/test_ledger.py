@@ -1,0 +1,324 @@
+"""The attempt ledger: blame is exact, survives crashes, and good messages cost nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import delete, event, func, select, text, update
+
+from holdfast.database import open_database
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency import Ledger, Orphan, create_tables, metadata
+from holdfast.idempotency.schema import attempt, owner, start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Table
+    from sqlalchemy.engine import Engine
+
+ME, OTHER, THIRD = "owner-1", "owner-2", "owner-3"
+BILLING = "billing/shop.bill"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Open a database of each kind, with the tables."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
+    else:
+        url = request.getfixturevalue(request.param).database("ledger")
+    engine = open_database(url)
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def database(opened: Engine) -> Engine:
+    """Empty the tables for each test."""
+    with opened.begin() as db:
+        for table in metadata.sorted_tables:
+            db.execute(delete(table))
+    return opened
+
+
+@pytest.fixture
+def ledger(database: Engine) -> Ledger:
+    return Ledger(database)
+
+
+def count(engine: Engine, table: Table) -> int:
+    with engine.connect() as db:
+        return db.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def kill(engine: Engine, *owners: str) -> None:
+    """Let *owners* have given their last sign of life long ago."""
+    with engine.begin() as db:
+        db.execute(update(owner).where(owner.c.owner.in_(owners)).values(until=1.0))
+
+
+def test_good_messages_leave_nothing_behind(database: Engine, ledger: Ledger) -> None:
+    ids = [f"m{n}" for n in range(100)]
+    assert ledger.standing(BILLING, ids) == {}
+    ledger.starting(BILLING, ids, ME)
+    assert count(database, start) == 100
+    ledger.finished(BILLING, ids, ME)
+    assert count(database, start) == 0
+    assert count(database, attempt) == 0
+
+
+def test_a_batch_is_marked_and_finished_by_one_statement_each(database: Engine) -> None:
+    """Whatever the size of the batch, and beside the sign of life that is due now and then."""
+    seen: list[str] = []
+    ledger = Ledger(database)
+    ledger.alive(ME)
+
+    def note(*args: Any) -> None:
+        seen.extend(line for line in args[2].splitlines() if line.startswith(("INS", "DEL")))
+
+    event.listen(database, "before_cursor_execute", note)
+    ledger.starting(BILLING, [f"m{n}" for n in range(500)], ME)
+    ledger.finished(BILLING, [f"m{n}" for n in range(500)], ME)
+    event.remove(database, "before_cursor_execute", note)
+    assert [words.split()[0] for words in seen] == ["INSERT", "DELETE"]
+
+
+def test_failures_and_releases_are_counted_apart(ledger: Ledger) -> None:
+    ledger.failed(BILLING, "m", ValueError("no amount"))
+    ledger.released(BILLING, "m")
+    standing = ledger.failed(BILLING, "m", ValueError("still none"))
+    assert (standing.failed, standing.released, standing.crashed) == (2, 1, 0)
+    assert standing.last_error == "ValueError: still none"
+    assert standing.first_failed_at is not None
+    assert standing.last_failed_at is not None
+    assert standing.first_failed_at <= standing.last_failed_at
+    assert not standing.is_suspect
+    assert ledger.standing(BILLING, ["m", "other"]) == {"m": standing}
+    assert ledger.standing("another/consumer", ["m"]) == {}
+
+
+def test_a_failure_outlives_the_rollback_of_the_attempt_unless_it_joins_it(
+    database: Engine, ledger: Ledger
+) -> None:
+    if database.dialect.name != "sqlite":  # SQLite has one writer at a time
+        with database.connect() as db, db.begin() as attempt_:
+            db.execute(text("SELECT 1"))
+            ledger.failed(BILLING, "own", "error")
+            attempt_.rollback()
+        assert ledger.standing(BILLING, ["own"])["own"].failed == 1
+    with database.connect() as db, db.begin() as attempt_:
+        assert ledger.failed(BILLING, "joined", "error", connection=db).failed == 1
+        attempt_.rollback()
+    assert ledger.standing(BILLING, ["joined"]) == {}
+
+
+def test_what_was_handled_is_forgotten(ledger: Ledger) -> None:
+    ledger.failed(BILLING, "m", "error")
+    ledger.failed(BILLING, "n", "error")
+    ledger.forget(BILLING, ["m"])
+    assert list(ledger.standing(BILLING, ["m", "n"])) == ["n"]
+
+
+def test_a_living_owner_is_never_blamed(ledger: Ledger) -> None:
+    ledger.starting(BILLING, ["m"], ME)
+    assert ledger.orphans() == []
+    assert ledger.standing(BILLING, ["m"], owner=ME) == {}
+
+
+def test_messages_that_died_in_company_are_only_suspects(database: Engine, ledger: Ledger) -> None:
+    ledger.starting(BILLING, ["a", "b"], ME)
+    ledger.starting("mail/shop.mail", ["a"], ME)
+    kill(database, ME)
+    assert len(ledger.orphans()) == 3
+    standing = ledger.standing(BILLING, ["a", "b"])
+    assert {id_: (s.crashed, s.suspected) for id_, s in standing.items()} == {
+        "a": (0, 1),
+        "b": (0, 1),
+    }
+    assert all(found.is_suspect for found in standing.values())
+    assert ledger.orphans() == []
+    assert count(database, start) == count(database, owner) == 0
+
+
+def test_a_message_that_died_alone_has_crashed(database: Engine, ledger: Ledger) -> None:
+    """Every further lone start that ends in death counts, whoever the owner was."""
+    for crashes, name in enumerate((ME, OTHER, THIRD), start=1):
+        ledger.starting(BILLING, ["m"], name)
+        kill(database, name)
+        assert ledger.orphans() == [
+            Orphan(consumer=BILLING, message_id="m", owner=name, alone=True)
+        ]
+        assert ledger.standing(BILLING, ["m"])["m"].crashed == crashes
+
+
+def test_what_waited_while_a_suspect_ran_alone_is_innocent(
+    database: Engine, ledger: Ledger
+) -> None:
+    ledger.starting(BILLING, ["suspect", "waiting"], ME)
+    ledger.starting(BILLING, ["suspect"], ME, alone=True)
+    kill(database, ME)
+    ledger.orphans()
+    standing = ledger.standing(BILLING, ["suspect", "waiting"])
+    assert list(standing) == ["suspect"]
+    assert standing["suspect"].crashed == 1
+
+
+def test_a_crash_survives_what_comes_after_until_it_is_forgotten(
+    database: Engine, ledger: Ledger
+) -> None:
+    ledger.starting(BILLING, ["m"], ME)
+    kill(database, ME)
+    ledger.orphans()
+    ledger.starting(BILLING, ["m"], OTHER)
+    ledger.finished(BILLING, ["m"], OTHER)
+    assert ledger.standing(BILLING, ["m"])["m"].crashed == 1
+    ledger.forget(BILLING, ["m"])
+    assert ledger.standing(BILLING, ["m"]) == {}
+
+
+def test_a_start_of_another_process_is_seen_before_its_end_is_known(ledger: Ledger) -> None:
+    """A redelivered message is a suspect although the owner may still be alive."""
+    ledger.starting(BILLING, ["m", "n"], OTHER)
+    ledger.starting(BILLING, ["m"], THIRD, alone=True)
+    ledger.starting(BILLING, ["m"], ME)
+    standing = ledger.standing(BILLING, ["m", "n"], owner=ME)
+    assert (standing["m"].begun, standing["m"].begun_alone) == (2, 1)
+    assert (standing["n"].begun, standing["n"].begun_alone) == (1, 0)
+    assert standing["n"].is_suspect
+
+
+def test_a_failed_message_that_is_begun_elsewhere_shows_both(ledger: Ledger) -> None:
+    ledger.failed(BILLING, "m", "error")
+    ledger.starting(BILLING, ["m"], OTHER)
+    standing = ledger.standing(BILLING, ["m"], owner=ME)["m"]
+    assert (standing.failed, standing.begun) == (1, 1)
+
+
+def test_an_owner_that_departs_leaves_no_blame(database: Engine, ledger: Ledger) -> None:
+    ledger.starting(BILLING, ["m"], ME)
+    ledger.depart(ME)
+    assert ledger.orphans() == []
+    assert count(database, start) == count(database, owner) == 0
+
+
+def test_an_owner_that_was_believed_dead_may_return(database: Engine, ledger: Ledger) -> None:
+    ledger.starting(BILLING, ["m"], ME)
+    kill(database, ME)
+    ledger.orphans()
+    ledger.finished(BILLING, ["m"], ME)
+    ledger.alive(ME)
+    ledger.starting(BILLING, ["n"], ME)
+    assert ledger.orphans() == []
+
+
+def test_several_processes_that_look_for_orphans_blame_once(database: Engine) -> None:
+    for n in range(6):
+        Ledger(database).starting(BILLING, ["m", "n"] if n % 2 else ["n", "o"], f"dead-{n}")
+    kill(database, *(f"dead-{n}" for n in range(6)))
+    found: list[Orphan] = []
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(4)
+
+    def sweep() -> None:
+        barrier.wait()
+        try:
+            found.extend(Ledger(database).orphans())
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=sweep) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(found) == 12
+    standing = Ledger(database).standing(BILLING, ["m", "n", "o"])
+    assert {id_: s.suspected for id_, s in standing.items()} == {"m": 3, "n": 6, "o": 3}
+
+
+def test_owners_at_work_do_not_disturb_each_other(database: Engine) -> None:
+    """Marks, ends and failures of the same messages by many owners at once: nothing is lost."""
+    errors: list[BaseException] = []
+    ids = [f"m{n}" for n in range(20)]
+
+    def work(name: str, order: int) -> None:
+        mine = Ledger(database)
+        try:
+            for _ in range(10):
+                mine.starting(BILLING, ids[::order], name)
+                mine.failed(BILLING, "m7", "error")
+                mine.finished(BILLING, ids[::order], name)
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"o{n}", 1 if n % 2 else -1)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert Ledger(database).standing(BILLING, ["m7"])["m7"].failed == 40
+    assert count(database, start) == 0
+
+
+def test_several_pruners_share_the_work(database: Engine) -> None:
+    ledger = Ledger(database)
+    with database.begin() as db:
+        for n in range(120):
+            ledger.failed(f"c{n % 3}", f"m{n}", "error", connection=db)
+        db.execute(update(attempt).values(changed_at=1.0))
+        ledger.failed("c1", "young", "error", connection=db)
+    pruned: list[int] = []
+    errors: list[BaseException] = []
+
+    def prune() -> None:
+        try:
+            pruned.append(Ledger(database).prune(older_than=3600))
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=prune) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sum(pruned) == 120
+    assert count(database, attempt) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 400, "nul\0inside", "surrogate\ud800", "quote'\"\\", "ünïcode 漢字", "tab\tline\n"],
+    ids=["long", "nul", "surrogate", "quotes", "unicode", "control"],
+)
+def test_every_id_and_error_can_be_kept(ledger: Ledger, name: str) -> None:
+    ledger.starting(BILLING, [name], OTHER)
+    standing = ledger.failed(name, name, RuntimeError(name * 20))
+    assert standing.failed == 1
+    assert ledger.standing(BILLING, [name])[name].begun == 1
+    ledger.finished(BILLING, [name], OTHER)
+    assert ledger.standing(BILLING, [name]) == {}
+    ledger.forget(name, [name])
+    assert ledger.standing(name, [name]) == {}
+
+
+def test_ids_that_differ_in_case_alone_are_two(ledger: Ledger) -> None:
+    ledger.failed(BILLING, "abc", "error")
+    assert ledger.standing(BILLING, ["ABC"]) == {}
+
+
+def test_nonsense_is_refused(ledger: Ledger, database: Engine) -> None:
+    with pytest.raises(ConfigurationError, match="owner_seconds"):
+        Ledger(database, owner_seconds=0)
+    ledger.starting(BILLING, [], ME)
+    ledger.finished(BILLING, [], ME)
+    ledger.forget(BILLING, [])
+    assert ledger.standing(BILLING, []) == {}

@@ -1,0 +1,555 @@
+"""A replay sends each message to the group that failed, in order, once it is proven to help."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, select, update
+
+from holdfast.brokers import connect
+from holdfast.cli.migrations import Migrations
+from holdfast.database import open_database
+from holdfast.dlq import StoreHome, capture
+from holdfast.dlq.audit import Warrant, verify
+from holdfast.dlq.replay import (
+    EndingKind,
+    Marks,
+    Plans,
+    Policy,
+    Rate,
+    Selection,
+    Sender,
+    Terms,
+    confirmed,
+    freeze,
+    is_for,
+    original,
+)
+from holdfast.dlq.replay.freezing import AlreadyClaimed, NothingToReplay
+from holdfast.dlq.replay.lease import Fenced, Lease, TakenPlan
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.schema import plan as plan_table
+from holdfast.dlq.replay.sender import Pace
+from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
+from holdfast.dlq.schema import message as letters
+from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
+from holdfast.message import Message
+from holdfast.ports import Delivery, Lane
+from holdfast.testing import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.ports import Broker
+
+ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
+BOB = Warrant(actor="bob", reason="looks right")
+FAST = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
+QUICK = Policy(canary=3, ramp=(0.5,), patience=30)
+
+effects_metadata = MetaData()
+effects = Table(
+    "effect",
+    effects_metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("message_id", String(64)),
+    Column("message_key", String(64)),
+    Column("number", Integer),
+)
+
+
+class Group:
+    """A consumer group of the plainest kind: dedup, effect and outcome in one transaction."""
+
+    def __init__(self, engine: Engine, broker: Broker, name: str) -> None:
+        self.engine = engine
+        self.broker = broker
+        self.name = name
+        self.home = StoreHome(engine)
+        self.seen: list[Message] = []
+        self.broken: Callable[[Message], bool] = lambda _: False
+
+    def handle(self, message: Message) -> None:
+        """Handle *message* once, or dead-letter it."""
+        self.seen.append(message)
+        if self.broken(message):
+            error = _raised("total is negative")
+            self.home.put(capture(message, error, group=self.name, handler="shop.bill"))
+            return
+        with self.engine.begin() as db:
+            once = select(func.count()).where(effects.c.message_id == message.id)
+            if not db.execute(once).scalar():
+                number = msgspec.json.decode(message.payload or b"{}")["n"]
+                values = {"message_id": message.id, "message_key": message.key_text,
+                          "number": number}  # fmt: skip
+                db.execute(insert(effects), values)
+            confirmed(db, message)
+
+    @contextmanager
+    def running(self, *topics: str) -> Iterator[None]:
+        """Consume *topics* in a thread of its own."""
+        stop = threading.Event()
+
+        def work() -> None:
+            source = self.broker.source(topics, group=self.name)
+            while not stop.is_set():
+                for delivery in source.poll(50, 0.05):
+                    if is_for(delivery.message, self.name):
+                        self.handle(original(delivery.message))
+                    source.accept([delivery])
+            source.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+class Shop:
+    """A store of dead letters, a broker and the group `billing` that failed."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        effects_metadata.create_all(engine)
+        self.url = f"sqlite:///{folder}/broker.db"
+        self.broker = connect(self.url)
+        self.broker.create_topic("orders", partitions=3)
+        self.billing = Group(engine, self.broker, "billing")
+        self.plans = Plans(engine)
+
+    def fail(self, count: int, *, keys: int = 7, start: int = 0, text: str = "bad total") -> None:
+        """Dead-letter *count* messages of `orders`, as billing would have."""
+        batch = []
+        for n in range(start, start + count):
+            key = f"k{n % keys}"
+            message = Message.new(
+                "orders", msgspec.json.encode({"n": n}), key=key, ids=lambda n=n: f"m-{n:05}"
+            )
+            delivery = Delivery(
+                lane=Lane("orders", n % keys % 3), position=n, key=key.encode(), body=b""
+            )
+            batch.append(
+                capture(message, _raised(text), group="billing", handler="shop.bill",
+                        delivery=delivery)
+            )  # fmt: skip
+        self.billing.home.put_all(batch)
+
+    def freeze(self, terms: Terms | None = None, warrant: Warrant = ADA, **selection: Any) -> Any:
+        """Make a plan for everything of billing."""
+        chosen = selection or {"consumer_group": "billing"}
+        return freeze(self.engine, Selection(**chosen), terms or Terms(policy=QUICK), warrant).plan
+
+    def send(self, plan_id: str, pace: Pace = FAST) -> Any:
+        """Send a plan to its end."""
+        return Sender(self.engine, self.broker, pace=pace).run(plan_id)
+
+    def items(self, plan_id: str) -> dict[str, int]:
+        """Return the items of a plan by stored state."""
+        query = select(item.c.state, func.count()).where(item.c.plan_id == plan_id)
+        with self.engine.connect() as db:
+            return {state: n for state, n in db.execute(query.group_by(item.c.state))}  # noqa: C416
+
+    def effects(self) -> dict[str, list[int]]:
+        """Return the numbers that took effect, by key, in the order in which they did."""
+        found = defaultdict(list)
+        with self.engine.connect() as db:
+            for row in db.execute(select(effects).order_by(effects.c.seq)):
+                found[row.message_key].append(row.number)
+        return dict(found)
+
+
+def _raised(text: str) -> Exception:
+    def fail() -> None:
+        raise ValueError(text)
+
+    try:
+        fail()
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """Open a shop on each database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+    else:
+        url = request.getfixturevalue(request.param).database("replay")
+    engine = open_database(url)
+    Migrations(engine).upgrade()
+    yield Shop(engine, tmp_path)
+    engine.dispose()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Shop]:
+    """Open a shop on SQLite, where the database makes no difference."""
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    Migrations(engine).upgrade()
+    yield Shop(engine, tmp_path)
+    engine.dispose()
+
+
+def test_everything_is_confirmed_once_in_order_and_by_the_failed_group_alone(shop: Shop) -> None:
+    """Canary, ramp, rest; each key in the order of its source; no other group sees any."""
+    shop.fail(60)
+    shipping = Group(shop.engine, shop.broker, "shipping")
+    plan = shop.freeze()
+    with shop.billing.running("orders", "orders.billing.replay"), shipping.running("orders"):
+        ending = shop.send(plan.id)
+    assert ending.kind is EndingKind.CONFIRMED
+    assert shop.items(plan.id) == {"confirmed": 60}
+    assert shop.effects() == {f"k{k}": [n for n in range(60) if n % 7 == k] for k in range(7)}
+    assert shipping.seen == []
+    assert {m.topic for m in shop.billing.seen} == {"orders"}
+    assert sorted(m.id for m in shop.billing.seen) == [f"m-{n:05}" for n in range(60)]
+    with shop.engine.connect() as db:
+        states = db.execute(select(letters.c.state).distinct()).scalars().all()
+        assert states == ["confirmed"]
+        assert verify(db).is_whole
+
+
+def test_a_handler_that_is_still_broken_stops_the_plan_at_the_canary(shop: Shop) -> None:
+    """Nothing but the canary was sent, and every message is still there."""
+    shop.fail(40)
+    shop.billing.broken = lambda _: True
+    plan = shop.freeze()
+    with shop.billing.running("orders.billing.replay"):
+        ending = shop.send(plan.id)
+    assert ending.kind is EndingKind.STOPPED
+    assert "canary" in ending.reason
+    assert len(shop.billing.seen) == 3
+    assert shop.plans.find(plan.id).sent == 3
+    assert shop.effects() == {}
+    with shop.engine.connect() as db:
+        pending = select(func.count()).where(letters.c.state == "pending")
+        assert db.execute(pending).scalar() == 40
+        counts = select(letters.c.replay_count).where(letters.c.replay_count > 0)
+        assert db.execute(counts).scalars().all() == [1, 1, 1]
+
+
+def test_a_stopped_plan_goes_on_with_another_canary(small: Shop) -> None:
+    """Once the handler is fixed; what failed again is not sent by this plan any more."""
+    small.fail(40, keys=40)
+    small.billing.broken = lambda _: True
+    plan = small.freeze()
+    with small.billing.running("orders.billing.replay"):
+        small.send(plan.id)
+        small.billing.broken = lambda _: False
+        resumed = small.plans.resume(small.plans.find(plan.id), ADA)
+        assert resumed.policy.canary == 6
+        ending = small.send(plan.id)
+    assert ending.kind is EndingKind.PARTLY
+    assert small.items(plan.id) == {"confirmed": 37, "failed_again": 3}
+
+
+def test_a_message_that_fails_again_holds_back_the_later_ones_of_its_key(small: Shop) -> None:
+    """Other keys go on."""
+    small.fail(30, keys=3)
+    small.billing.broken = lambda m: m.id == "m-00012"
+    policy = Policy(canary=3, ramp=(13 / 31,), failure_ratio=0.9)  # a gate right behind it
+    plan = small.freeze(Terms(policy=policy))
+    with small.billing.running("orders.billing.replay"):
+        ending = small.send(plan.id, Pace(batch=3, lease_seconds=2, poll_seconds=0.02))
+    assert ending.kind is EndingKind.PARTLY
+    assert small.effects()["k0"] == [0, 3, 6, 9]
+    assert small.items(plan.id) == {"confirmed": 24, "failed_again": 1, "held": 5}
+
+
+def test_two_operators_never_send_one_message_twice(shop: Shop) -> None:
+    """The second gets what is unclaimed, or is told who has it."""
+    shop.fail(20)
+    first = shop.freeze()
+    with pytest.raises(AlreadyClaimed, match=first.id[-8:]):
+        shop.freeze(warrant=BOB)
+    shop.fail(5, start=20)
+    second = shop.freeze(warrant=BOB)
+    assert (first.total, second.total) == (20, 5)
+    shop.plans.abort(first, ADA)
+    assert shop.freeze(warrant=BOB).total == 20
+
+
+def test_operators_who_freeze_at_the_same_moment_share_the_messages(shop: Shop) -> None:
+    """Each message has one live claim, whoever was quicker."""
+    shop.fail(50)
+    gate, results = threading.Barrier(3), []
+
+    def work() -> None:
+        gate.wait()
+        try:
+            results.append(shop.freeze().total)
+        except AlreadyClaimed:
+            results.append(0)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(results) == 50
+    with shop.engine.connect() as db:
+        live = db.execute(select(item.c.live).where(item.c.live.is_not(None))).scalars().all()
+    assert len(live) == len(set(live)) == 50
+
+
+def test_what_arrives_after_the_freeze_is_not_part_of_the_plan(small: Shop) -> None:
+    """The manifest is frozen by its hash."""
+    small.fail(5)
+    plan = small.freeze()
+    small.fail(5, start=5)
+    assert small.plans.manifest_hash(plan) == plan.hash
+    with small.billing.running("orders.billing.replay"):
+        small.send(plan.id)
+    assert len(small.billing.seen) == 5
+
+
+def test_a_vanished_group_is_named(small: Shop) -> None:
+    """With what to look at."""
+    with pytest.raises(NothingToReplay, match="holdfast dlq groups"):
+        small.freeze(groups=("gone",))
+    with pytest.raises(ConfigurationError, match="nothing is selected"):
+        freeze(small.engine, Selection(), Terms(), ADA)
+
+
+def test_a_sender_that_lost_its_plan_writes_nothing_more(shop: Shop) -> None:
+    """The epoch fences it, even while its own lease seems to last."""
+    shop.fail(5)
+    plan = shop.freeze()
+    zombie = Lease.take(shop.engine, plan.id, seconds=0.2)
+    successor = Lease.take(shop.engine, plan.id, seconds=30)
+    with shop.engine.begin() as db, pytest.raises(Fenced):
+        zombie.mark(db, sent=5)
+    with shop.engine.begin() as db:
+        assert successor.mark(db, sent=1)
+    zombie.release()
+    with pytest.raises(TakenPlan, match="being sent by"):
+        Lease.take(shop.engine, plan.id, seconds=0.2)
+    assert shop.plans.find(plan.id).sent == 1
+
+
+def test_a_crash_between_publish_and_mark_sends_one_batch_again_and_no_effect_twice(
+    shop: Shop,
+) -> None:
+    """What was confirmed before the resume is not sent again at all."""
+    shop.fail(40)
+    plan = shop.freeze(Terms(policy=Policy(canary=0, ramp=())))
+
+    class Cut:
+        """A broker whose sender dies right after the second batch was taken."""
+
+        def __init__(self, broker: Broker) -> None:
+            self._broker = broker
+            self.batches = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._broker, name)
+
+        def sink(self) -> Any:
+            inner, outer = self._broker.sink(), self
+
+            class Sink:
+                def publish(self, messages: Any) -> Any:
+                    results = inner.publish(messages)
+                    outer.batches += 1
+                    if outer.batches == 2:
+                        raise KeyboardInterrupt
+                    return results
+
+                def close(self) -> None:
+                    inner.close()
+
+            return Sink()
+
+    with pytest.raises(KeyboardInterrupt):
+        Sender(shop.engine, Cut(shop.broker), pace=FAST).run(plan.id)  # type: ignore[arg-type]
+    assert shop.plans.find(plan.id).sent == 10
+    with shop.billing.running("orders.billing.replay"):
+        wait_until(lambda: shop.items(plan.id).get("confirmed") == 20)
+        ending = shop.send(plan.id)
+    assert ending.kind is EndingKind.CONFIRMED
+    assert len(shop.billing.seen) == 40
+    assert sum(map(len, shop.effects().values())) == 40
+
+
+def test_an_operator_elsewhere_pauses_and_aborts_a_running_plan(small: Shop) -> None:
+    """The sender ends after the batch in hand; a pause can be resumed."""
+    small.fail(60)
+    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=()), rate=Rate.parse("40/s")))
+    endings: list[Any] = []
+
+    def send() -> None:
+        engine = open_database(str(small.engine.url))
+        endings.append(Sender(engine, connect(small.url), pace=FAST).run(plan.id))
+        engine.dispose()
+
+    with small.billing.running("orders.billing.replay"):
+        thread = threading.Thread(target=send)
+        thread.start()
+        wait_until(lambda: small.plans.find(plan.id).sent > 0)
+        paused = small.plans.pause(small.plans.find(plan.id), BOB)
+        thread.join()
+        assert endings[0].kind is EndingKind.PAUSED
+        assert 0 < small.plans.find(plan.id).sent < 60
+        small.plans.resume(paused, BOB)
+        thread = threading.Thread(target=send)
+        thread.start()
+        wait_until(lambda: small.plans.find(plan.id).owner is not None)
+        small.plans.abort(small.plans.find(plan.id), BOB)
+        thread.join()
+    assert endings[1].kind in (EndingKind.ABORTED, EndingKind.CONFIRMED)
+    with pytest.raises(NotNow):
+        small.send(plan.id)
+
+
+def test_a_newer_event_that_was_handled_holds_the_older_ones_of_its_key(shop: Shop) -> None:
+    """Unless the handler is declared commutative."""
+    shop.fail(6, keys=2)
+    with shop.engine.begin() as db:
+        db.execute(
+            update(letters).where(letters.c.message_id == "m-00004").values(state="confirmed")
+        )
+    plan = shop.freeze()
+    assert plan.total == 3
+    assert shop.items(plan.id) == {"claimed": 3, "held": 2}
+    shop.plans.abort(plan, ADA)
+    policy = Policy(canary=3, commutative=True)
+    assert shop.freeze(Terms(policy=policy)).total == 5
+
+
+def test_a_message_replayed_too_often_is_parked(small: Shop) -> None:
+    """A person must decide; it is not sent round and round."""
+    small.fail(3, keys=3)
+    small.billing.broken = lambda m: m.id == "m-00001"
+    for round_ in range(3):
+        plan = small.freeze()
+        with small.billing.running("orders.billing.replay"):
+            small.send(plan.id)
+        assert small.items(plan.id)["failed_again"] == 1, round_
+        small.plans.abort(small.plans.find(plan.id), ADA)
+        with small.engine.connect() as db:
+            count = select(letters.c.replay_count).where(letters.c.message_id == "m-00001")
+            assert db.execute(count).scalar() == round_ + 1
+    plan = small.freeze()
+    assert small.items(plan.id) == {"parked": 1}
+    with small.engine.connect() as db:
+        state = select(letters.c.state).where(letters.c.message_id == "m-00001")
+        assert db.execute(state).scalar() == "parked"
+
+
+def test_a_large_plan_waits_for_somebody_else(small: Shop) -> None:
+    """Not for the one who made it."""
+    small.fail(10)
+    plan = small.freeze(Terms(policy=QUICK, approve_above=9))
+    with pytest.raises(NotNow, match="approv"):
+        small.send(plan.id)
+    with pytest.raises(NotNow, match="somebody else"):
+        small.plans.approve(plan, Warrant(actor=" ADA", reason="trust me"))
+    approved = small.plans.approve(plan, BOB)
+    assert approved.approved_by == "bob"
+    with small.billing.running("orders.billing.replay"):
+        assert small.send(plan.id).kind is EndingKind.CONFIRMED
+
+
+def test_a_shared_topic_is_used_only_when_asked_for_and_skipped_by_others(small: Shop) -> None:
+    """The marks name the one group that handles it."""
+    small.fail(5)
+    shipping = Group(small.engine, small.broker, "shipping")
+    plan = small.freeze(Terms(policy=QUICK, to_topic="shared"))
+    with small.billing.running("orders"), shipping.running("orders"):
+        assert small.send(plan.id).kind is EndingKind.CONFIRMED
+    assert len(small.billing.seen) == 5
+    assert shipping.seen == []
+    marks = Marks.of(small.billing.seen[0].headers)
+    assert marks is not None
+    assert (marks.group, marks.plan, marks.topic, marks.count) == ("billing", plan.id, "orders", 1)
+
+
+def test_a_target_topic_that_is_missing_is_named_and_nothing_is_sent(small: Shop) -> None:
+    """The plan can be resumed once it is there."""
+    small.fail(5)
+    plan = small.freeze(Terms(policy=QUICK, to_topic="nowhere"))
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        small.send(plan.id)
+    assert small.plans.find(plan.id).sent == 0
+
+
+def test_a_canary_that_nobody_confirms_stops_the_plan(small: Shop) -> None:
+    """With the hint to look at the consumer."""
+    small.fail(20)
+    plan = small.freeze(Terms(policy=Policy(canary=3, patience=0.3)))
+    ending = small.send(plan.id)
+    assert ending.kind is EndingKind.STOPPED
+    assert "consumer" in ending.reason
+    assert small.plans.find(plan.id).state is PlanState.STOPPED
+
+
+def test_a_broker_that_is_away_for_a_moment_is_waited_for(small: Shop) -> None:
+    """The same batch is published again; nothing is skipped."""
+    small.fail(10)
+    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=())))
+
+    class Flaky:
+        def __init__(self, broker: Broker) -> None:
+            self._broker = broker
+            self.refusals = 2
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._broker, name)
+
+        def sink(self) -> Any:
+            inner, outer = self._broker.sink(), self
+
+            class Sink:
+                def publish(self, messages: Any) -> Any:
+                    if outer.refusals:
+                        outer.refusals -= 1
+                        raise BrokerDown("restarting")
+                    return inner.publish(messages)
+
+                def close(self) -> None:
+                    inner.close()
+
+            return Sink()
+
+    with small.billing.running("orders.billing.replay"):
+        sender = Sender(small.engine, Flaky(small.broker), pace=FAST)  # type: ignore[arg-type]
+        assert sender.run(plan.id).kind is EndingKind.CONFIRMED
+
+
+def test_ids_may_be_shortened_as_long_as_they_are_clear(small: Shop) -> None:
+    """An ambiguous one is refused with the candidates."""
+    small.fail(3)
+    plan = small.freeze()
+    assert small.plans.find(plan.id[-6:]).id == plan.id
+    small.plans.abort(plan, ADA)
+    small.freeze()
+    with small.engine.begin() as db:
+        ids = db.execute(select(plan_table.c.id)).scalars().all()
+    common = ids[0][:2]
+    with pytest.raises(ConfigurationError, match="write more"):
+        small.plans.find(common)
+
+
+def test_an_unconfirmed_message_becomes_unknown_and_not_forgotten(small: Shop) -> None:
+    """Its claim stays until somebody confirms, resends or aborts."""
+    small.fail(4)
+    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=(), patience=0.2)))
+    ending = small.send(plan.id)
+    assert ending.kind is EndingKind.UNCONFIRMED
+    found = small.plans.find(plan.id)
+    assert small.plans.overdue(found, ADA) == 4
+    assert small.plans.tally(found)[ItemState.UNKNOWN] == 4
+    with small.billing.running("orders.billing.replay"):
+        assert small.send(plan.id).kind is EndingKind.CONFIRMED
