@@ -233,11 +233,11 @@ def _publish(broker: KafkaBroker, messages: list[Message], **native: Any) -> lis
 
 def test_the_adapter_loads_where_warnings_are_errors() -> None:
     """A client library's own sins are not the user's."""
-    code = "from holdfast.brokers import connect; connect('{}://localhost').close(); print('loaded')"
+    code = "from holdfast.brokers import connect; connect('{}://localhost').close(); print('in')"
     for scheme in SCHEMES:
         command = [sys.executable, "-W", "error", "-c", code.format(scheme)]
-        loaded = subprocess.run(command, capture_output=True, text=True, timeout=60)  # noqa: S603
-        assert loaded.stdout == "loaded\n", loaded.stderr
+        loaded = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert loaded.stdout == "in\n", loaded.stderr
 
 
 def test_both_drivers_put_a_key_in_the_same_partition(connect: Opener) -> None:
