@@ -1,6 +1,7 @@
 """Effects that happen once: the dedup row commits with the work."""
 
-from holdfast.idempotency.batch import Batch, BatchRunner, Outcome
+from holdfast.idempotency.batch import BatchRunner
+from holdfast.idempotency.batch_work import Batch, Outcome
 from holdfast.idempotency.claim import Claim, IdempotencyConflict
 from holdfast.idempotency.decorator import idempotent
 from holdfast.idempotency.inbox import Inbox

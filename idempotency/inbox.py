@@ -50,12 +50,17 @@ class Inbox:
         return self.claim_all(session, consumer, [wanted(message) for message in messages])
 
     def claim_all(
-        self, session: Session | Connection, consumer: str, items: Sequence[Wanted]
+        self,
+        session: Session | Connection,
+        consumer: str,
+        items: Sequence[Wanted],
+        *,
+        hopeful: bool = False,
     ) -> list[Claim]:
-        """Claim *items*, whose keys and digests are known already."""
+        """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
         require_read_committed(session)
         self._roster.enter(session, consumer, self.window)
-        return claim(session, consumer, items)
+        return claim(session, consumer, items, hopeful=hopeful)
 
     def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
         """Forget messages: they may be handled again."""

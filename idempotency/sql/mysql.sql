@@ -14,16 +14,16 @@ DELETE s FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_start s
 ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
 -- name: standing
-SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
-    last_error, 0 AS begun, 0 AS begun_alone
-FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
+SELECT a.message_id, a.failed, a.released, a.crashed, a.suspected, a.first_failed_at,
+    a.last_failed_at, a.last_error, 0 AS begun, 0 AS begun_alone
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
 UNION ALL
-SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone)
-FROM holdfast_start
-WHERE consumer = :consumer AND owner <> :owner
-AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
-GROUP BY message_id
+SELECT s.message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(s.alone)
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_start s
+ON s.consumer = :consumer AND s.message_id = j.id AND s.owner <> :owner
+GROUP BY s.message_id
 -- name: blame
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
     first_failed_at, last_failed_at, last_error, changed_at)
