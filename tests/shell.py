@@ -11,11 +11,13 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redire
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from holdfast.cli import main
+from holdfast.cli import display, main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from rich.console import Console
 
 
 def shell(
@@ -26,7 +28,8 @@ def shell(
     code: object = 0
     with ExitStack() as stack:
         stack.enter_context(chdir(os.curdir if cwd is None else cwd))
-        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **environment}))
+        stack.enter_context(patch.dict(os.environ, environment))
+        stack.enter_context(_wide(display.out))
         stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
         stack.enter_context(patch.object(sys, "stdin", stdin))
         stack.enter_context(_own_logging())
@@ -38,6 +41,16 @@ def shell(
             code = end.code
     number = code if isinstance(code, int) else 0 if code is None else 1
     return subprocess.CompletedProcess(args, number, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _wide(console: Console) -> Iterator[None]:
+    """Let tables be as wide as they like, whatever terminal the tests run in."""
+    before, console.width = console.width, 200
+    try:
+        yield
+    finally:
+        console.width = before
 
 
 @contextmanager

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(name: str) -> str:
     """Run an example and return what it printed."""
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
