@@ -3,11 +3,14 @@
 from holdfast.idempotency.batch import BatchRunner
 from holdfast.idempotency.batch_work import Batch, Outcome
 from holdfast.idempotency.claim import Claim, IdempotencyConflict
+from holdfast.idempotency.database_leases import DatabaseLeases
 from holdfast.idempotency.decorator import idempotent
 from holdfast.idempotency.inbox import Inbox
 from holdfast.idempotency.keys import idempotency_key
+from holdfast.idempotency.lease import InProgress, Lease, LeaseLost
 from holdfast.idempotency.ledger import Ledger
 from holdfast.idempotency.pruner import prune
+from holdfast.idempotency.redis_inbox import RedisInbox
 from holdfast.idempotency.schema import create_tables, metadata
 from holdfast.idempotency.standing import Orphan, Standing
 
@@ -15,11 +18,16 @@ __all__ = [
     "Batch",
     "BatchRunner",
     "Claim",
+    "DatabaseLeases",
     "IdempotencyConflict",
+    "InProgress",
     "Inbox",
+    "Lease",
+    "LeaseLost",
     "Ledger",
     "Orphan",
     "Outcome",
+    "RedisInbox",
     "Standing",
     "create_tables",
     "idempotency_key",

@@ -86,3 +86,23 @@ RELEASE SAVEPOINT holdfast_claim
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+-- name: lease_seed
+INSERT IGNORE INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+-- name: lease_look
+SELECT token, until, until - UNIX_TIMESTAMP(SYSDATE(6)) AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = greatest(token + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token

@@ -93,3 +93,24 @@ LIMIT :most FOR UPDATE SKIP LOCKED
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < extract(epoch FROM clock_timestamp()) - :age
+-- name: lease_seed
+INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+ON CONFLICT DO NOTHING
+-- name: lease_look
+SELECT token, until, until - extract(epoch FROM clock_timestamp()) AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = greatest(token + 1, CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)), until = extract(epoch FROM clock_timestamp()) + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = extract(epoch FROM clock_timestamp()) + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token

@@ -79,3 +79,24 @@ LIMIT :most
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < (julianday('now') - 2440587.5) * 86400.0 - :age
+-- name: lease_seed
+INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+ON CONFLICT DO NOTHING
+-- name: lease_look
+SELECT token, until, until - (julianday('now') - 2440587.5) * 86400.0 AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = max(token + 1, CAST((julianday('now') - 2440587.5) * 86400.0 * 1000000 AS INTEGER)), until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token
