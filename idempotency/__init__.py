@@ -5,6 +5,13 @@ from holdfast.idempotency.batch_work import Batch, Outcome
 from holdfast.idempotency.claim import Claim, IdempotencyConflict
 from holdfast.idempotency.database_leases import DatabaseLeases
 from holdfast.idempotency.decorator import idempotent
+from holdfast.idempotency.gate import (
+    Admission,
+    GapTooWide,
+    LastWriteWins,
+    VersionConflict,
+    VersionGate,
+)
 from holdfast.idempotency.inbox import Inbox
 from holdfast.idempotency.keys import idempotency_key
 from holdfast.idempotency.lease import InProgress, Lease, LeaseLost
@@ -15,13 +22,16 @@ from holdfast.idempotency.schema import create_tables, metadata
 from holdfast.idempotency.standing import Orphan, Standing
 
 __all__ = [
+    "Admission",
     "Batch",
     "BatchRunner",
     "Claim",
     "DatabaseLeases",
+    "GapTooWide",
     "IdempotencyConflict",
     "InProgress",
     "Inbox",
+    "LastWriteWins",
     "Lease",
     "LeaseLost",
     "Ledger",
@@ -29,6 +39,8 @@ __all__ = [
     "Outcome",
     "RedisInbox",
     "Standing",
+    "VersionConflict",
+    "VersionGate",
     "create_tables",
     "idempotency_key",
     "idempotent",

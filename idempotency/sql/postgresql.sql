@@ -114,3 +114,30 @@ WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: lease_free
 UPDATE holdfast_inbox_lease SET until = 0
 WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: version_seed
+INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
+VALUES (:consumer, :entity, :version, 0, extract(epoch FROM clock_timestamp()))
+ON CONFLICT DO NOTHING
+-- name: version_look
+SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity FOR UPDATE
+-- name: version_set
+UPDATE holdfast_version SET version = :version, changed_at = extract(epoch FROM clock_timestamp())
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_stale
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = extract(epoch FROM clock_timestamp())
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_forget
+DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_hold
+INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
+VALUES (:consumer, :entity, :version, :content, extract(epoch FROM clock_timestamp()))
+ON CONFLICT DO NOTHING
+-- name: ahead_count
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_read
+SELECT version, content FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version >= :version
+ORDER BY version LIMIT :most
+-- name: ahead_drop
+DELETE FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version <= :version

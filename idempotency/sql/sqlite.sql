@@ -100,3 +100,30 @@ WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: lease_free
 UPDATE holdfast_inbox_lease SET until = 0
 WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: version_seed
+INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
+VALUES (:consumer, :entity, :version, 0, (julianday('now') - 2440587.5) * 86400.0)
+ON CONFLICT DO NOTHING
+-- name: version_look
+SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: version_set
+UPDATE holdfast_version SET version = :version, changed_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_stale
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_forget
+DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_hold
+INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
+VALUES (:consumer, :entity, :version, :content, (julianday('now') - 2440587.5) * 86400.0)
+ON CONFLICT DO NOTHING
+-- name: ahead_count
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_read
+SELECT version, content FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version >= :version
+ORDER BY version LIMIT :most
+-- name: ahead_drop
+DELETE FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version <= :version
