@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     Triage = Callable[[Connection, dict[str, Any]], dict[str, Any]]
 
+log = logging.getLogger("holdfast.dlq")
 _MOST_KNOWN = 10_000
+_FOLD_EVERY = 500
 _MOST_TITLE = 300
 
 
@@ -53,6 +56,7 @@ class StoreHome:
         self._clock = clock
         self._triage = triage
         self._known: set[str] = set()
+        self._unfolded = 0
         self.in_thread = str(engine.url) not in ("sqlite://", "sqlite:///:memory:")
 
     def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
@@ -69,6 +73,7 @@ class StoreHome:
             else:
                 known = committed(self.engine, lambda db: self._own(db, ordered), clock=self._clock)
                 self._known |= known
+                self._fold_sometimes(len(ordered))
         except SQLAlchemyError as error:
             METRICS.write_failed("store")
             raise down(error) from error
@@ -77,6 +82,19 @@ class StoreHome:
             raise
         for letter in ordered:
             METRICS.put(letter)
+
+    def _fold_sometimes(self, written: int) -> None:
+        """Keep the changes few; whoever reads counts the unfolded ones, too."""
+        self._unfolded += written
+        if self._unfolded < _FOLD_EVERY:
+            return
+        self._unfolded = 0
+        from holdfast.dlq.tally import fold
+
+        try:
+            fold(self.engine, clock=self._clock, batches=2)
+        except DependencyDown as error:
+            log.info("figures are folded later: %s", error)
 
     def get(self, dlq_id: str) -> DeadLetter | None:
         """Return the stored letter, or None."""

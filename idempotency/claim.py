@@ -94,6 +94,12 @@ def claim(
     ]
 
 
+def known(session: Session | Connection, consumer: str, item: Wanted) -> Claim | None:
+    """Return what is remembered of *item*, None if it was not handled yet; claims nothing."""
+    found = _recall(session, consumer_key(consumer), [item.key])
+    return _answer(consumer, item, 0, item, 0, found) if found else None
+
+
 def unclaim(session: Session | Connection, consumer: str, keys: Iterable[bytes]) -> None:
     """Take claims back: the messages were not handled after all."""
     unclaim_number(session, consumer_key(consumer), keys)

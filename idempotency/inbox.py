@@ -59,8 +59,12 @@ class Inbox:
     ) -> list[Claim]:
         """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
         require_read_committed(session)
-        self._roster.enter(session, consumer, self.window)
+        self.enter(session, consumer)
         return claim(session, consumer, items, hopeful=hopeful)
+
+    def enter(self, session: Session | Connection, consumer: str) -> None:
+        """Put *consumer* on the roster with the window of this inbox."""
+        self._roster.enter(session, consumer, self.window)
 
     def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
         """Forget messages: they may be handled again."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker, Delivery, Sink, Source
     from tests.servers.fixtures import PrivateServer
 
-SESSION = 0.8
+SESSION = 1.5
 LEASE = 0.8
 SETTINGS = f"?session={SESSION}&lease={LEASE}&timeout=2"
 
@@ -75,7 +75,7 @@ def raw(url: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def take(source: Source, count: int, seconds: float = 15.0) -> list[Delivery]:
+def take(source: Source, count: int, seconds: float = 45.0) -> list[Delivery]:
     """Poll until *count* deliveries came; a lost connection is waited out."""
     got: list[Delivery] = []
 
@@ -94,6 +94,7 @@ def bodies(deliveries: Iterable[Delivery]) -> list[bytes | None]:
 
 
 class TestNats(BrokerConformance):
+    settle_in = 30.0
     session = SESSION
     quiet = 0.15
 

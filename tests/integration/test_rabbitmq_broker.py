@@ -123,6 +123,7 @@ def own_broker(own_server: TlsRabbitMQ) -> Iterator[RabbitBroker]:
 
 
 class TestConformance(BrokerConformance):
+    settle_in = 30.0
     lanes = 3
 
     @pytest.fixture
@@ -155,7 +156,7 @@ class Reader:
         self.source: Source = broker.source(topics, group=group, **native)
         self.came: list[Delivery] = []
 
-    def until(self, condition: Callable[[], object], what: str, deadline: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, deadline: float = 45.0) -> None:
         def is_met() -> object:
             self.came += self.source.poll(50, 0.02)
             return condition()
