@@ -16,6 +16,7 @@ COMMANDS = (
          "Publish committed outbox events to the broker, in order per key, at least once."),
     Late("cdc", "holdfast.cli.cdc:cdc",
          "Publish the rows of tables, then every change of them, as Debezium's change events."),
+    Late("dlq", "holdfast.cli.dlq:app", "See what failed and why, try the fix, replay it safely."),
     Late("outbox", "holdfast.cli.outbox:app", "Look into the outbox and handle parked keys."),
     Late("db", "holdfast.cli.db:app", "Create and upgrade Holdfast's tables."),
     Late("doctor", "holdfast.cli.doctor:doctor",

@@ -117,7 +117,12 @@ def _update_groups(
     stored: dict[str, Any] = {}
     for start in range(0, len(ids), _CHUNK):
         query = (
-            select(group.c.group_id, group.c.state, *(group.c[kind] for kind in KINDS))
+            select(
+                group.c.group_id,
+                group.c.state,
+                group.c.alerted_at,
+                *(group.c[kind] for kind in KINDS),
+            )
             .where(group.c.group_id.in_(ids[start : start + _CHUNK]))
             .order_by(group.c.group_id)
             .with_for_update()
@@ -129,7 +134,10 @@ def _update_groups(
             pending = row.arrived + row.reopened - row.confirmed - row.discarded - row.parked
             state = state_after(row.state, pending, order[name])
             added = {f"b_{kind}": sums[name].kinds[kind] for kind in KINDS}
-            values.append({"b_id": name, "b_state": state, "b_last": sums[name].last, **added})
+            regressed = state == "regressed" != row.state
+            alerted = None if regressed else row.alerted_at
+            own = {"b_id": name, "b_state": state, "b_last": sums[name].last}
+            values.append({**own, "b_alerted": alerted, **added})
     later = case((group.c.last_seen < bindparam("b_last"), bindparam("b_last")),
                  else_=group.c.last_seen)  # fmt: skip
     if values:
@@ -138,6 +146,7 @@ def _update_groups(
             .where(group.c.group_id == bindparam("b_id"))
             .values(
                 state=bindparam("b_state"),
+                alerted_at=bindparam("b_alerted"),
                 last_seen=later,
                 **{kind: group.c[kind] + bindparam(f"b_{kind}") for kind in KINDS},
             )
