@@ -272,8 +272,10 @@ def trend_of(db: Connection, ids: Sequence[str], now: float) -> dict[str, tuple[
         hour.c.hour >= first, hour.c.group_id.in_(ids)
     )
     hour_of = func.floor(change.c.at / literal(float(HOUR))).label("hour")
-    fresh = select(change.c.group_id, hour_of, change.c.n).where(
-        change.c.at >= first * HOUR, change.c.group_id.in_(ids), change.c.kind.in_(OPENING)
+    fresh = (
+        select(change.c.group_id, hour_of, func.sum(change.c.n))
+        .where(change.c.at >= first * HOUR, change.c.group_id.in_(ids), change.c.kind.in_(OPENING))
+        .group_by(change.c.group_id, hour_of)
     )
     rows: dict[str, list[int]] = {}
     for name, when, n in db.execute(folded.union_all(fresh)):

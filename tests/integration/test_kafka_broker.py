@@ -40,7 +40,7 @@ class KafkaConformance(BrokerConformance):
 
     def break_publishing(self, broker: Any) -> AbstractContextManager[None]:
         """Stop the server; the sink that is made next gives up soon."""
-        broker._settings = replace(broker._settings, publish_within=1.0)
+        broker._settings = broker._driver._settings = replace(broker._settings, publish_within=1.0)
         return self._stopped()
 
     @contextmanager

@@ -524,8 +524,8 @@ def test_a_lost_connection_loses_no_lane_and_no_order(
                 del cuts[0]
             try:
                 batch = source.poll(20, 0.1)
-                source.accept(batch)
                 came += bodies(batch)
+                source.accept(batch)
             except BrokerDown:
                 proxy.heal()
         proxy.heal()

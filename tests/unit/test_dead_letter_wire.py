@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.dlq import Origin
+from holdfast.dlq.export import from_json, to_json
 from holdfast.dlq.imported import imported, is_foreign
 from holdfast.dlq.letter import Class, Stage
 from holdfast.dlq.wire import ENVELOPE, from_topic, packed, to_topic
@@ -150,3 +151,14 @@ def test_nonsense_in_foreign_headers_does_not_stop_the_import(said: dict[str, by
     pairs = [(f"{p}{k}", v) for p in ("__connect.errors.", "kafka_dlt-original-")
              for k, v in {"x": b"", **said}.items()]  # fmt: skip
     assert imported(Message.new("dlq", b"raw", headers=Headers.received(pairs))).dlq_id
+
+
+def test_an_exported_letter_comes_back_whole() -> None:
+    """Also bytes that are no text; what is no export is refused with a reason."""
+    headers = Headers([("x", b"\xff"), ("x", "2"), ("none", None)])
+    sent = letter(payload=b"\x00\xff", headers=headers)
+    assert from_json(to_json(sent)) == sent
+    assert b"\n" not in to_json(sent)
+    for line in (b"", b"{}", b"[1]", to_json(sent).replace(b'"payload":"', b'"payload":"!')):
+        with pytest.raises(PoisonMessage, match="not an exported"):
+            from_json(line)
