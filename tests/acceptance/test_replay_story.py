@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+
 metadata = MetaData()
 bills = Table(
     "bill",
