@@ -107,6 +107,18 @@ def test_every_package_imports_without_any_extra(environment: Path) -> None:
     assert done.stdout.split() == names
 
 
+def test_every_file_of_a_package_is_installed(environment: Path) -> None:
+    """SQL, type marks and data as well as modules, also those added since."""
+    [packages] = environment.parent.glob("lib/python*/site-packages")
+    lacking = []
+    for name, folder in SETTINGS["tool"]["setuptools"]["package-dir"].items():
+        there = packages / name.replace(".", "/")
+        files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).glob("**/*.*")]
+        kept = [path for path in files if "__pycache__" not in path.parts and path.suffix]
+        lacking += [f"{folder}/{path}" for path in kept if not (there / path).exists()]
+    assert lacking == []
+
+
 MISSING = """
 import holdfast
 from holdfast.brokers import connect

@@ -36,16 +36,17 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {})
     run = given.get("run", os.getpid())
     logs = Path(folder, f"holdfast-server-logs-{run}")
-    fleet = config.stash[_FLEET] = Fleet(logs, given.get("lender"), _LENT)
-    if not given and config.getoption("numprocesses", None):
-        config.stash[_LENDER] = Lender(_LENT, fleet.shared)
+    config.stash[_FLEET] = Fleet(logs, given.get("lender"), _LENT)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker where it may borrow servers."""
     node.workerinput["run"] = os.getpid()
-    node.workerinput["lender"] = node.config.stash[_LENDER].address
+    stash = node.config.stash
+    if _LENDER not in stash:
+        stash[_LENDER] = Lender(_LENT, stash[_FLEET].shared)
+    node.workerinput["lender"] = stash[_LENDER].address
 
 
 @pytest.hookimpl(tryfirst=True)
