@@ -12,7 +12,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The editable install is a tree of links, so it is refreshed when a file comes or goes.
-FILES := $(shell find $(PACKAGES) -name '*.py' -o -name '*.sql' -o -name 'py.typed' | LC_ALL=C sort)
+FILES := $(shell find $(PACKAGES) -name '*.py' -o -name '*.sql' -o -name 'py.typed' -o -name 'vectors.json' | LC_ALL=C sort)
 PRINT := $(shell { cat pyproject.toml; echo $(FILES); } | cksum | cut -d' ' -f1)
 BASE := $(VENV)/base-$(PRINT)
 DEV := $(VENV)/dev-$(PRINT)

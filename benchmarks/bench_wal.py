@@ -47,7 +47,7 @@ FILL = text(
     "INSERT INTO holdfast_outbox"
     " (id, aggregatetype, aggregateid, type, payload, headers, shard)"
     " SELECT gen_random_uuid(), :topic, 'key-' || n % 997, 'OrderPlaced',"
-    " convert_to(:body, 'UTF8'), CAST(:headers AS jsonb), n % 64"
+    " convert_to(:body, 'UTF8'), CAST(:headers AS json), n % 64"
     " FROM generate_series(1, :rows) AS n"
 )
 RELAY = """

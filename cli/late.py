@@ -61,4 +61,5 @@ def add_late(app: typer.Typer, commands: Iterable[Late]) -> None:
             """Stand for the command until it is called."""
 
         stub.late = late  # type: ignore[attr-defined]
-        app.command(late.name, help=late.summary)(stub)
+        epilog = None if late.example is None else f"Example: {late.example}"
+        app.command(late.name, help=late.summary, epilog=epilog)(stub)

@@ -209,7 +209,8 @@ def _protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
     payload, redacted = origin.redaction.apply(message.payload)
     sealed: tuple[str, ...] = ()
     if origin.vault is not None and origin.fields and subject is not None:
-        payload, sealed = origin.vault.seal(payload, origin.fields, subject)
+        payload, sealed, gone = origin.vault.seal_or_remove(payload, origin.fields, subject)
+        redacted += gone
     if payload is not message.payload:
         message = message.with_(payload=payload)
     return message, Governance(

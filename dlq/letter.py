@@ -51,7 +51,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     in_app: bool = False
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True):
+class Raised(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One exception of a chain."""
 
     type: str
@@ -59,7 +59,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()
 
 
-class Coordinates(msgspec.Struct, frozen=True, kw_only=True):
+class Coordinates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the broker had it."""
 
     broker: str = ""
@@ -70,7 +70,7 @@ class Coordinates(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
 
 
-class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who failed: the consumer at that moment."""
 
     group: str
@@ -81,7 +81,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str | None = None
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it failed; `chain` has the root cause first, `also` the other members of a group."""
 
     stage: Stage
@@ -97,7 +97,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return self.chain[0] if self.chain else Raised(type="unknown", text="")
 
 
-class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One time that it was dead-lettered."""
 
     id: str
@@ -108,7 +108,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
     replay_id: str | None = None
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often and since when it fails."""
 
     attempts: int = 1
@@ -118,7 +118,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[Occurrence, ...] = ()
 
 
-class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+class Lineage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it was sent again: by which replay, how often, and as which edit."""
 
     replay_count: int = 0
@@ -127,7 +127,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0
 
 
-class Governance(msgspec.Struct, frozen=True, kw_only=True):
+class Governance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose data it is and what was done to protect it."""
 
     tenant: str | None = None
@@ -140,7 +140,7 @@ class Governance(msgspec.Struct, frozen=True, kw_only=True):
     """Paths that are encrypted with the subject's key."""
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A failed message with its original bytes, key and headers, and its envelope."""
 
     dlq_id: str

@@ -37,6 +37,12 @@ class DlqMetrics:
         self.replayed = Counter(
             "holdfast_replay_messages", "Replayed messages by result", ["result"], registry=registry
         )
+        self.consumed = Counter(
+            "holdfast_dlq_consumed",
+            "Messages settled by consumers that can dead-letter: the base of the ratio",
+            ["group"],
+            registry=registry,
+        )
         for home in _HOMES:
             self.write_failures.labels(home)
         for result in _RESULTS:
@@ -44,6 +50,7 @@ class DlqMetrics:
 
     def watch(self, group: str, topic: str) -> None:
         """Start the series of *topic* in *group*, or the first failure would go unnoticed."""
+        self.consumed.labels(group)
         for kind in Class:
             self.messages.labels(group, topic, kind.value)
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ALGORITHM = "v1"
-MOST_TEXT = 300
-"""Characters of an exception's text that count."""
+MOST_TEXT = 400
+"""Characters of an exception's text that are looked at."""
+MOST_MASKED = 200
+"""Characters that count once they are parameterised: a value cut in two has no say."""
 MOST_FRAMES = 12
 """Frames of one exception that count: the innermost."""
 MOST_RAISED = 4
@@ -57,7 +59,33 @@ _MASKS = (
     ),
     ("number", r"[0-9]{1,40}(?:[.,][0-9]{1,40}){0,4}"),
 )
-_ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _MASKS))
+
+
+@functools.lru_cache(maxsize=64)
+def _expression(*present: str) -> re.Pattern[str]:
+    """Return one expression of the masks that are *present*, in their order."""
+    return re.compile("|".join(f"(?P<{n}>{p})" for n, p in _MASKS if n in present))
+
+
+def _for(text: str) -> re.Pattern[str]:
+    """Return the expression for *text*, without the masks that cannot occur: they cost most."""
+    dashes, colons, dots = text.count("-"), text.count(":"), text.count(".")
+    present = ["hex", "number"]
+    if dots >= 3:
+        present.append("ip")
+    if dashes >= 2 or colons >= 1:
+        present.append("time")
+        if colons >= 7:
+            present.append("ip6")
+        if dashes >= 4:
+            present.append("uuid")
+        if "://" in text:
+            present.append("url")
+    if "@" in text:
+        present.append("email")
+    return _expression(*present)
+
+
 # A number of eight digits reads as hexadecimal: one word for both, or ids would part by length.
 _WORDS = {name: f"<{name}>" for name, _ in _MASKS} | {"ip6": "<ip>", "hex": "<n>", "number": "<n>"}
 _QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
@@ -135,10 +163,12 @@ def own_calls(frames: Iterable[Call]) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _parameterised(text: str) -> str:
-    masked = _ANY.sub(_word, text)
+    masked = _for(text).sub(_word, text)
     if "'" in masked or '"' in masked:
         masked = _QUOTED.sub(_quote, masked)
-    return _SPACE.sub(" ", masked).strip(" ")
+    if "  " in masked or not masked.isprintable():
+        masked = _SPACE.sub(" ", masked)
+    return masked.strip(" ")[:MOST_MASKED]
 
 
 def parameterised(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
@@ -23,16 +24,17 @@ from holdfast.dlq.rows import (
 )
 from holdfast.dlq.schema import change, group, message
 from holdfast.dlq.transactions import committed, down
+from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError, DependencyDown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
-    Triage = Callable[[Connection, dict[str, Any]], dict[str, Any]]
-
+log = logging.getLogger("holdfast.dlq")
 _MOST_KNOWN = 10_000
+_FOLD_EVERY = 500
 _MOST_TITLE = 300
 
 
@@ -47,12 +49,13 @@ class StoreHome:
     in_thread = True
 
     def __init__(
-        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, triage: Triage | None = None
+        self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, triage: Triage | None = BUILT_IN
     ) -> None:
         self.engine = engine
         self._clock = clock
         self._triage = triage
         self._known: set[str] = set()
+        self._unfolded = 0
         self.in_thread = str(engine.url) not in ("sqlite://", "sqlite:///:memory:")
 
     def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
@@ -69,6 +72,7 @@ class StoreHome:
             else:
                 known = committed(self.engine, lambda db: self._own(db, ordered), clock=self._clock)
                 self._known |= known
+                self._fold_sometimes(len(ordered))
         except SQLAlchemyError as error:
             METRICS.write_failed("store")
             raise down(error) from error
@@ -77,6 +81,19 @@ class StoreHome:
             raise
         for letter in ordered:
             METRICS.put(letter)
+
+    def _fold_sometimes(self, written: int) -> None:
+        """Keep the changes few; whoever reads counts the unfolded ones, too."""
+        self._unfolded += written
+        if self._unfolded < _FOLD_EVERY:
+            return
+        self._unfolded = 0
+        from holdfast.dlq.tally import fold
+
+        try:
+            fold(self.engine, clock=self._clock, batches=2)
+        except DependencyDown as error:
+            log.info("figures are folded later: %s", error)
 
     def get(self, dlq_id: str) -> DeadLetter | None:
         """Return the stored letter, or None."""
@@ -99,18 +116,48 @@ class StoreHome:
             found = fingerprint_of(letter.failure)
             row = row_of(letter, found, now=now)
             if row["group_id"] not in known:
-                _ensure_group(db, letter, row, found)
+                ensure_group(db, letter, row, found)
                 known.add(row["group_id"])
             if self._triage is not None:
-                row |= self._triage(db, row)
+                row |= self._triage.judge(row, now)
             if _insert_if_new(db, row):
                 changes.append(change_row(row, "arrived", now))
-            elif kind := _merge(db, letter, row, now):
+            elif kind := self._merge(db, letter, row, now):
                 changes.append(change_row(row, kind, now))
             if letter.lineage.replay_id is not None:
                 _tell_replay(db, letter)
         if changes:
             db.execute(insert(change), changes)
+
+    def _merge(
+        self, db: Connection, letter: DeadLetter, row: dict[str, Any], now: float
+    ) -> str | None:
+        """Add the failures of *letter* to its stored row; return the change, if it was reopened."""
+        where = message.c.dlq_id == row["dlq_id"]
+        stored = db.execute(select(message).where(where).with_for_update()).mappings().one()
+        kept = occurrences(stored["history"])
+        fresh = _fresh(letter.history.failures, kept, stored["occurrences"])
+        if not fresh:
+            return None
+        together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
+        values: dict[str, Any] = {
+            "attempts": stored["attempts"] + sum(one.attempts for one in fresh),
+            "occurrences": stored["occurrences"] + len(fresh),
+            "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
+            "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),
+            "history": document(together),
+            "replay_count": max(stored["replay_count"], row["replay_count"]),
+        }
+        if self._triage is not None:
+            # It failed again: the next automatic retry is further away, and they are counted.
+            values |= self._triage.judge({**row, "retries": stored["retries"]}, now)
+        reopened = stored["state"] != PENDING
+        if reopened:
+            values |= {"state": PENDING, "stored_at": now}
+            values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
+        db.execute(update(message).where(where).values(**values))
+        row["group_id"] = stored["group_id"]
+        return "reopened" if reopened else None
 
 
 def change_row(row: Any, kind: str, at: float, n: int = 1) -> dict[str, Any]:
@@ -152,9 +199,10 @@ def _insert_if_new(db: Connection, row: dict[str, Any]) -> bool:
     return bool(db.execute(insert_ignoring(db, message), row).rowcount == 1)
 
 
-def _ensure_group(
+def ensure_group(
     db: Connection, letter: DeadLetter, row: dict[str, Any], found: rules.Fingerprint
 ) -> None:
+    """Make sure that the group of *row* exists; an existing one is left as it is."""
     there = select(group.c.group_id).where(group.c.group_id == row["group_id"])
     if db.execute(there).first() is not None:
         return
@@ -175,32 +223,6 @@ def _ensure_group(
         values[name] = row[name]
     if db.execute(insert_ignoring(db, group), values).rowcount == 1:
         METRICS.new_group()
-
-
-def _merge(db: Connection, letter: DeadLetter, row: dict[str, Any], now: float) -> str | None:
-    """Add the failures of *letter* to its stored row; return the change, if it was reopened."""
-    where = message.c.dlq_id == row["dlq_id"]
-    stored = db.execute(select(message).where(where).with_for_update()).mappings().one()
-    kept = occurrences(stored["history"])
-    fresh = _fresh(letter.history.failures, kept, stored["occurrences"])
-    if not fresh:
-        return None
-    together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
-    values: dict[str, Any] = {
-        "attempts": stored["attempts"] + sum(one.attempts for one in fresh),
-        "occurrences": stored["occurrences"] + len(fresh),
-        "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
-        "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),
-        "history": document(together),
-        "replay_count": max(stored["replay_count"], row["replay_count"]),
-    }
-    reopened = stored["state"] != PENDING
-    if reopened:
-        values |= {"state": PENDING, "stored_at": now}
-        values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
-    db.execute(update(message).where(where).values(**values))
-    row["group_id"] = stored["group_id"]
-    return "reopened" if reopened else None
 
 
 def _fresh(given: Sequence[Occurrence], kept: Sequence[Occurrence], count: int) -> list[Occurrence]:

@@ -37,7 +37,7 @@ PREFIX: Final = "x-dlq-"
 ENVELOPE: Final = "x-dlq-envelope"
 MOST_BYTES: Final = 16_384
 """How large the envelope may become in a header; brokers with a lower limit get less."""
-_LEAST_BYTES = 1_024
+_LEAST_BYTES = 2_048
 _MOST_NAME = 200
 
 

@@ -35,8 +35,7 @@ class IdempotencyConflict(PoisonMessage):
         self.given = given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is to be claimed: the key, the digest of the content, and the id for people."""
 
     key: bytes
@@ -62,11 +61,19 @@ class Claim:
 NEW = Claim(is_new=True)
 
 
-def claim(session: Session | Connection, consumer: str, wanted: Sequence[Wanted]) -> list[Claim]:
+def claim(
+    session: Session | Connection,
+    consumer: str,
+    wanted: Sequence[Wanted],
+    *,
+    hopeful: bool = False,
+) -> list[Claim]:
     """Claim *wanted* for *consumer* in the caller's transaction; one answer for each, in order.
 
     A rival that handles one of them right now is waited for: if it commits, the answer is
-    "handled before", if it rolls back, the message is ours.
+    "handled before", if it rolls back, the message is ours. With *hopeful*, PostgreSQL is
+    told that all are new, which costs half; if one is not, `IntegrityError` ends the
+    transaction, which must hold nothing else yet.
     """
     if not wanted:
         return []
@@ -75,7 +82,8 @@ def claim(session: Session | Connection, consumer: str, wanted: Sequence[Wanted]
         first.setdefault(item.key, place)
     number = consumer_key(consumer)
     # Sorted, so that two batches with the same messages never wait for each other.
-    fresh = _insert(session, number, [wanted[first[key]] for key in sorted(first)])
+    ordered = [wanted[first[key]] for key in sorted(first)]
+    fresh = _insert(session, number, ordered, hopeful=hopeful)
     if fresh is None and len(first) == len(wanted):
         return [NEW] * len(wanted)
     old = [] if fresh is None else [key for key in first if key not in fresh]
@@ -84,6 +92,12 @@ def claim(session: Session | Connection, consumer: str, wanted: Sequence[Wanted]
         _answer(consumer, item, place, wanted[first[item.key]], first[item.key], known)
         for place, item in enumerate(wanted)
     ]
+
+
+def known(session: Session | Connection, consumer: str, item: Wanted) -> Claim | None:
+    """Return what is remembered of *item*, None if it was not handled yet; claims nothing."""
+    found = _recall(session, consumer_key(consumer), [item.key])
+    return _answer(consumer, item, 0, item, 0, found) if found else None
 
 
 def unclaim(session: Session | Connection, consumer: str, keys: Iterable[bytes]) -> None:
@@ -127,13 +141,16 @@ def _answer(
     return Claim(is_new=False, result=result, conflict=conflict, twin=twin)
 
 
-def _insert(session: Any, number: int, wanted: list[Wanted]) -> set[bytes] | None:
+def _insert(session: Any, number: int, wanted: list[Wanted], *, hopeful: bool) -> set[bytes] | None:
     """Insert what is new; return the new keys, None when all are."""
     dialect = _dialect(session)
     sql = statements("holdfast.idempotency", dialect.name)
     if dialect.name == "postgresql":
         packed = b"".join([item.key + item.digest for item in wanted])
         values = {"consumer": number, "packed": packed, "last": len(wanted) - 1}
+        if hopeful:
+            session.execute(sql["claim_hopefully"], values)
+            return None
         count, fresh = session.execute(sql["claim"], values).one()
         return None if count == len(wanted) else _split(bytes(fresh or b""))
     if dialect.name == "sqlite":

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any, overload
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.inbox import DEFAULT_WINDOW, Inbox
 from holdfast.idempotency.layer import Idempotent
+from holdfast.idempotency.leased import Leased, LeaseSettings
+from holdfast.idempotency.window import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.idempotency.lease import LeaseStore
     from holdfast.idempotency.window import Duration
     from holdfast.layer import Layer
     from holdfast.plan import Handler
+
+DEFAULT_LEASE = "30s"
 
 
 @overload
@@ -24,6 +29,8 @@ def idempotent(
     window: Duration | None = ...,
     key: Callable[..., Any] | None = ...,
     keep_result: bool = ...,
+    lease: Duration | None = ...,
+    store: LeaseStore | None = ...,
 ) -> Layer: ...
 
 
@@ -34,12 +41,18 @@ def idempotent(
     window: Duration | None = DEFAULT_WINDOW,
     key: Callable[..., Any] | None = None,
     keep_result: bool = False,
+    lease: Duration | None = None,
+    store: LeaseStore | None = None,
 ) -> Handler | Layer:
     """Handle each message once: dedup row and the handler's writes commit together.
 
     *window* is how long a handled message is remembered. *key* makes the identity from the
     payload, or from payload and message, instead of the message's id; then the content is
     not compared. With *keep_result*, a duplicate returns what the first run returned.
+
+    With *lease*, for effects outside the database, one worker at a time holds the message,
+    for as long as its heartbeat renews the lease. *store* is where leases are kept, e.g.
+    `DatabaseLeases(engine)` or `RedisInbox(url)`; under a consumer its database by default.
     """
     if function is not None and not callable(function):
         raise ConfigurationError(
@@ -49,5 +62,17 @@ def idempotent(
         raise ConfigurationError(
             f"@idempotent(key={key!r}): pass a function of the payload, e.g. lambda o: o.id"
         )
-    layer = Idempotent(Inbox(window=window), key=key, keep_result=keep_result)
+    inbox = Inbox(window=window)
+    layer: Layer
+    if lease is None and store is None:
+        layer = Idempotent(inbox, key=key, keep_result=keep_result)
+    else:
+        settings = LeaseSettings(
+            seconds=in_seconds(DEFAULT_LEASE if lease is None else lease, of="lease"),
+            inbox=inbox,
+            store=store,
+            key=key,
+            keep_result=keep_result,
+        )
+        layer = Leased(settings)
     return layer if function is None else layer(function)

@@ -50,12 +50,21 @@ class Inbox:
         return self.claim_all(session, consumer, [wanted(message) for message in messages])
 
     def claim_all(
-        self, session: Session | Connection, consumer: str, items: Sequence[Wanted]
+        self,
+        session: Session | Connection,
+        consumer: str,
+        items: Sequence[Wanted],
+        *,
+        hopeful: bool = False,
     ) -> list[Claim]:
-        """Claim *items*, whose keys and digests are known already."""
+        """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
         require_read_committed(session)
+        self.enter(session, consumer)
+        return claim(session, consumer, items, hopeful=hopeful)
+
+    def enter(self, session: Session | Connection, consumer: str) -> None:
+        """Put *consumer* on the roster with the window of this inbox."""
         self._roster.enter(session, consumer, self.window)
-        return claim(session, consumer, items)
 
     def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
         """Forget messages: they may be handled again."""

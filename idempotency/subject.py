@@ -36,6 +36,16 @@ class Subject:
 
     def session(self, call: Call) -> Any:
         """Return the session or connection of the attempt."""
+        found = self.find_session(call)
+        if found is not None:
+            return found
+        raise ConfigurationError(
+            f"@idempotent on {self.name} needs the handler's transaction: register it with "
+            "Consumer(..., database=...), or pass it a Session or Connection"
+        )
+
+    def find_session(self, call: Call) -> Any:
+        """Return the session or connection of the attempt, None if it has none."""
         if call.session is not None:
             return call.session
         for value in (*call.kwargs.values(), *call.args):
@@ -43,10 +53,7 @@ class Subject:
                 hasattr(value, "get_bind") or hasattr(value, "dialect")
             ):
                 return value
-        raise ConfigurationError(
-            f"@idempotent on {self.name} needs the handler's transaction: register it with "
-            "Consumer(..., database=...), or pass it a Session or Connection"
-        )
+        return None
 
     def wanted(self, call: Call) -> Wanted:
         """Return what is to be claimed: the user's key, or the message's id and content."""

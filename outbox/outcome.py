@@ -63,7 +63,7 @@ def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]
     Found before anything is sent, so that nothing of the same key overtakes them.
     """
     limit = caps.max_message
-    if limit is None or not any(_may_exceed(row, limit) for row in rows):
+    if limit is None or not _may_exceed(rows, limit):
         return list(rows), []
     fine: list[Row] = []
     refused: list[Refused] = []
@@ -80,5 +80,10 @@ def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]
     return fine, refused
 
 
-def _may_exceed(row: Row, limit: int) -> bool:
-    return len(row.payload or b"") + len(row.headers) + _SPARE > limit
+def _may_exceed(rows: Sequence[Row], limit: int) -> bool:
+    bound = limit - _SPARE
+    for row in rows:
+        payload = row.payload
+        if (0 if payload is None else len(payload)) + len(row.headers) > bound:
+            return True
+    return False

@@ -51,19 +51,21 @@ def failed(error: BaseException) -> BaseException:
 
 def letter(number: int = 1, error: BaseException | None = None, **more: Any) -> DeadLetter:
     """Return a dead letter of message *number*."""
+    clock = more.pop("clock", SYSTEM_CLOCK)
     made = Message.new(
         more.pop("topic", "orders"),
         more.pop("payload", b'{"n": 1}'),
         key=more.pop("key", f"k{number}"),
         headers=more.pop("headers", EMPTY),
         ids=lambda: f"id-{number}",
+        now=clock.now,
     )
     return capture(
         made,
         failed(ValueError("bad order")) if error is None else error,
         group=more.pop("group", "billing"),
         handler=more.pop("handler", "shop.bill"),
-        clock=more.pop("clock", SYSTEM_CLOCK),
+        clock=clock,
         **more,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -20,6 +20,7 @@ from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
 from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.rows import PARKED
+from holdfast.dlq.schema import message
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, DependencyDown, NotFound
 from holdfast.ids import new_id
@@ -163,6 +164,7 @@ def _frozen(
     }
     db.execute(insert(plan), row)
     _claim(db, row["id"], manifest, now)
+    _take_from_triage(db, [letter.dlq_id for letter in manifest.letters])
     parked = [letter.dlq_id for letter, state, _ in manifest.aside if state is ItemState.PARKED]
     if parked:
         reason = f"replayed {terms.policy.replay_cap} times or more"
@@ -184,6 +186,14 @@ def _claim(db: Connection, plan_id: str, manifest: Manifest, now: float) -> None
         rows.append(_item(plan_id, number, letter, state, note=note, settled_at=now))
     for chunk in _chunks(rows):
         db.execute(insert(item), chunk)
+
+
+def _take_from_triage(db: Connection, ids: list[str]) -> None:
+    """Count the automatic retry, if one was due: what is planned is not planned twice."""
+    for start in range(0, len(ids), _ROWS):
+        chosen = message.c.dlq_id.in_(ids[start : start + _ROWS]), message.c.due_at.is_not(None)
+        taken = {"due_at": None, "retries": message.c.retries + 1}
+        db.execute(update(message).where(*chosen).values(**taken))
 
 
 def _item(

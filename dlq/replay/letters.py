@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, exists, func, select
+import msgspec
+from sqlalchemy import and_, case, exists, func, select
 
 from holdfast.dlq.replay.manifest import Candidate
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import ItemState
-from holdfast.dlq.rows import headers_of, message_of
+from holdfast.dlq.restoring import NotReplayable
+from holdfast.dlq.rows import Envelope, headers_of, message_of
 from holdfast.dlq.schema import message, revision
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from holdfast.dlq.replay.selection import Selection
+    from holdfast.dlq.vault import Vault
     from holdfast.message import Message
 
 _MESSAGE = tuple(
@@ -30,6 +33,9 @@ _MESSAGE = tuple(
         "consumer_group", "replay_count", "subject",
     )
 )  # fmt: skip
+_envelope = msgspec.json.Decoder(Envelope).decode
+# The envelope is long, and only that of a data subject can name encrypted fields.
+_ENVELOPE = case((message.c.subject.is_not(None), message.c.envelope)).label("envelope")
 _CANDIDATE = tuple(
     message.c[name]
     for name in (
@@ -84,7 +90,7 @@ def candidate(row: Any) -> Candidate:
 class Outgoing:
     """One message of a plan on its way: its number, and whose it is."""
 
-    __slots__ = ("count", "dlq_id", "group", "message", "position")
+    __slots__ = ("count", "dlq_id", "group", "message", "position", "sealed", "subject")
 
     def __init__(self, row: Any) -> None:
         fields = row._mapping
@@ -99,6 +105,20 @@ class Outgoing:
                 payload=None if payload is None else bytes(payload),
                 headers=headers_of(row.edited_headers),
             )
+        self.subject: str = row.subject or ""
+        self.sealed = () if row.envelope is None else _envelope(row.envelope).governance.sealed
+
+    def open(self, vault: Vault | None) -> None:
+        """Make sealed fields readable again; raise `NotReplayable` when that is not possible."""
+        if not self.sealed:
+            return
+        if vault is None:
+            raise NotReplayable(
+                f"{self.dlq_id} has encrypted fields ({', '.join(self.sealed)}): give the "
+                "vault's master key, with --master-key-file"
+            )
+        payload = vault.open(self.message.payload, self.sealed, self.subject)
+        self.message = self.message.with_(payload=payload)
 
 
 def _outgoing() -> Select[Any]:
@@ -110,6 +130,7 @@ def _outgoing() -> Select[Any]:
             revision.c.revision.label("edited"),
             revision.c.payload.label("edited_payload"),
             revision.c.headers.label("edited_headers"),
+            _ENVELOPE,
         )
         .join(message, message.c.dlq_id == item.c.dlq_id)
         .outerjoin(revision, latest)
@@ -152,6 +173,7 @@ def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:
             revision.c.revision.label("edited"),
             revision.c.payload.label("edited_payload"),
             revision.c.headers.label("edited_headers"),
+            _ENVELOPE,
         )
         .outerjoin(revision, latest)
         .where(message.c.dlq_id.in_(dlq_ids))

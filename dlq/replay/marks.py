@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from holdfast.headers import Headers
 from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
-    from holdfast.headers import Headers
     from holdfast.message import Message
 
 REPLAY_GROUP: Final = REPLAY_HEADER
@@ -21,6 +21,7 @@ REPLAY_COUNT: Final = "x-replay-count"
 """How many times it has been replayed, this time included."""
 
 NAMES: Final = (REPLAY_GROUP, REPLAY_PLAN, REPLAY_DLQ_ID, REPLAY_TOPIC, REPLAY_COUNT)
+_NAMES = frozenset(NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,18 @@ class Marks:
 
     def stamped(self, headers: Headers) -> Headers:
         """Return *headers* with these marks in place of any older ones."""
-        return headers.with_(
+        own = headers.pairs
+        if any(name in _NAMES for name, _ in own):
+            own = tuple(pair for pair in own if pair[0] not in _NAMES)
+        # Not checked again: names and ids are ours, and this runs once per message sent.
+        return Headers.received(
             (
-                (REPLAY_GROUP, self.group),
-                (REPLAY_PLAN, self.plan),
-                (REPLAY_DLQ_ID, self.dlq_id),
-                (REPLAY_TOPIC, self.topic),
-                (REPLAY_COUNT, str(self.count)),
+                *own,
+                (REPLAY_GROUP, self.group.encode()),
+                (REPLAY_PLAN, self.plan.encode()),
+                (REPLAY_DLQ_ID, self.dlq_id.encode()),
+                (REPLAY_TOPIC, self.topic.encode()),
+                (REPLAY_COUNT, b"%d" % self.count),
             )
         )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.audit import Warrant
+    from holdfast.dlq.replay.rate import Rate
 
 
 class Plans:
@@ -90,10 +91,11 @@ class Plans:
         committed(self._engine, work, clock=self._clock)
         return self.find(found.id)
 
-    def resume(self, found: Plan, warrant: Warrant) -> Plan:
-        """Make *found* ready to be sent on; what failed so far is known and forgiven.
+    def resume(self, found: Plan, warrant: Warrant, *, rate: Rate | None = None) -> Plan:
+        """Make *found* ready to be sent on, perhaps at another *rate*.
 
-        After a failed canary the next messages become a canary of the same size.
+        What failed so far is known and forgiven; after a failed canary the next messages
+        become a canary of the same size. A plan whose sender died goes on as it is.
         """
         if found.waits_for_approval:
             raise NotNow(
@@ -102,6 +104,9 @@ class Plans:
             )
 
         def values(db: Connection) -> dict[str, Any]:
+            faster = {} if rate is None else {"rate": rate.per_second}
+            if found.state in ACTIVE:
+                return faster
             counts = tally(db, found)
             kinds = db.execute(again(found.id)).scalars()
             policy = found.policy
@@ -113,11 +118,12 @@ class Plans:
                 "policy": msgspec.json.encode(policy).decode(),
                 "fingerprints": msgspec.json.encode(known).decode(),
                 "stopped_because": None,
+                **faster,
             }
 
-        wanted = stage(found.sent, found.total, found.policy)
-        if found.state in ACTIVE:  # its sender died, or runs: the lease will tell
-            return found
+        wanted = found.state  # its sender died, or runs: the lease will tell
+        if found.state not in ACTIVE:
+            wanted = stage(found.sent, found.total, found.policy)
         return self._moved(found, wanted, warrant, "replay.resume", values)
 
     def abort(self, found: Plan, warrant: Warrant) -> Plan:
@@ -167,7 +173,8 @@ class Plans:
             row = db.execute(
                 select(plan.c.state).where(plan.c.id == found.id).with_for_update()
             ).one()
-            check_move(PlanState(row.state), wanted)
+            if row.state != wanted or wanted not in ACTIVE:
+                check_move(PlanState(row.state), wanted)
             values = {} if more is None else more(db)
             db.execute(update(plan).where(plan.c.id == found.id).values(state=wanted, **values))
             self._record(db, found, warrant, action, {"from": row.state, "sent": found.sent})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.dlq.rows import PENDING, key_hash
 from holdfast.dlq.schema import message
 from holdfast.errors import ConfigurationError
@@ -31,6 +32,8 @@ class Selection:
     key: str | None = None
     since: float | None = None
     until: float | None = None
+    due: bool = False
+    """Only what triage has put down for a retry that is due by now."""
     state: str | None = PENDING
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class Selection:
         if self.error is not None:
             tail = columns.error_type.endswith(f".{self.error}", autoescape=True)
             found.append((columns.error_type == self.error) | tail)
+        if self.due:
+            found.append(columns.due_at <= SYSTEM_CLOCK.now().timestamp())
         if self.since is not None:
             found.append(columns.last_failed_at >= self.since)
         if self.until is not None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.replay.plan import Plan
     from holdfast.dlq.replay.watch import Observer
+    from holdfast.dlq.vault import Vault
     from holdfast.ports import Broker, Published, Sink
 
 log = logging.getLogger("holdfast.dlq.replay")
@@ -59,7 +60,9 @@ class Sender:
         pace: Pace | None = None,
         clock: Clock = SYSTEM_CLOCK,
         observe: Observer | None = None,
+        vault: Vault | None = None,
     ) -> None:
+        self._vault = vault
         self._engine = engine
         self._broker = broker
         self._pace = Pace() if pace is None else pace
@@ -83,7 +86,7 @@ class Sender:
         try:
             with ThreadPoolExecutor(1, "holdfast-replay") as reader:
                 watch = Watch(self._engine, clock=self._clock, observe=self._observe)
-                stream = _Stream(self._engine, plan_id, reader)
+                stream = _Stream(self._engine, plan_id, reader, self._vault)
                 run = _Run(lease, sink, Target(self._broker, found.target), watch, stream)
                 return run.go(found, self._pace)
         finally:
@@ -94,7 +97,10 @@ class Sender:
 class _Stream:
     """Reads the items of a plan, the next batch while the one before is on its way."""
 
-    def __init__(self, engine: Engine, plan_id: str, reader: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, engine: Engine, plan_id: str, reader: ThreadPoolExecutor, vault: Vault | None
+    ) -> None:
+        self._vault = vault
         self._engine = engine
         self._plan_id = plan_id
         self._reader = reader
@@ -114,7 +120,10 @@ class _Stream:
 
     def _fetch(self, start: int, end: int) -> list[Outgoing]:
         with self._engine.connect() as db:
-            return outgoing(db, self._plan_id, start, end)
+            batch = outgoing(db, self._plan_id, start, end)
+        for one in batch:
+            one.open(self._vault)
+        return batch
 
 
 class _Run:

@@ -14,16 +14,16 @@ DELETE s FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_start s
 ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
 -- name: standing
-SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
-    last_error, 0 AS begun, 0 AS begun_alone
-FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
+SELECT a.message_id, a.failed, a.released, a.crashed, a.suspected, a.first_failed_at,
+    a.last_failed_at, a.last_error, 0 AS begun, 0 AS begun_alone
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
 UNION ALL
-SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone)
-FROM holdfast_start
-WHERE consumer = :consumer AND owner <> :owner
-AND message_id IN (SELECT id FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j)
-GROUP BY message_id
+SELECT s.message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(s.alone)
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_start s
+ON s.consumer = :consumer AND s.message_id = j.id AND s.owner <> :owner
+GROUP BY s.message_id
 -- name: blame
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
     first_failed_at, last_failed_at, last_error, changed_at)
@@ -86,3 +86,53 @@ RELEASE SAVEPOINT holdfast_claim
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+-- name: lease_seed
+INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+-- Locks the row for writing; IGNORE would lock it for reading, and two such wait in a circle.
+ON DUPLICATE KEY UPDATE token = token
+-- name: lease_look
+SELECT token, until, until - UNIX_TIMESTAMP(SYSDATE(6)) AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = greatest(token + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: version_seed
+INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
+VALUES (:consumer, :entity, :version, 0, UNIX_TIMESTAMP(SYSDATE(6)))
+-- Locks the row for writing; IGNORE would lock it for reading, and two such wait in a circle.
+ON DUPLICATE KEY UPDATE stale = stale
+-- name: version_look
+SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity FOR UPDATE
+-- name: version_set
+UPDATE holdfast_version SET version = :version, changed_at = UNIX_TIMESTAMP(SYSDATE(6))
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_stale
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = UNIX_TIMESTAMP(SYSDATE(6))
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_forget
+DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_hold
+INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
+VALUES (:consumer, :entity, :version, :content, UNIX_TIMESTAMP(SYSDATE(6)))
+ON DUPLICATE KEY UPDATE held_at = held_at
+-- name: ahead_count
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_read
+SELECT version, content FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version >= :version
+ORDER BY version LIMIT :most
+-- name: ahead_drop
+DELETE FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version <= :version

@@ -9,18 +9,19 @@ SELECT :consumer, id, :owner, :alone, extract(epoch FROM clock_timestamp())
 FROM json_array_elements_text(CAST(:ids AS json)) AS id
 ON CONFLICT (consumer, message_id, owner) DO UPDATE SET alone = excluded.alone, at = excluded.at
 -- name: finish
+-- An array is made once; a subquery would be run again for every row.
 DELETE FROM holdfast_start
-WHERE consumer = :consumer AND owner = :owner AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+WHERE consumer = :consumer AND owner = :owner AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 -- name: standing
 SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
     last_error, 0 AS begun, 0 AS begun_alone
 FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 UNION ALL
 SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone)
 FROM holdfast_start
 WHERE consumer = :consumer AND owner <> :owner
-AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 GROUP BY message_id
 -- name: blame
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
@@ -40,7 +41,7 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     changed_at = excluded.changed_at
 -- name: forget
 DELETE FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 -- name: dead_owners
 SELECT owner FROM holdfast_owner WHERE until < extract(epoch FROM clock_timestamp())
 ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
@@ -58,23 +59,31 @@ ORDER BY changed_at LIMIT :most FOR UPDATE SKIP LOCKED
 -- none at all when every key is new.
 WITH fresh AS (
     INSERT INTO holdfast_inbox (consumer, message, handled_at, digest)
-    SELECT :consumer, substr(CAST(:packed AS bytea), n * 24 + 1, 16), extract(epoch FROM clock_timestamp()),
+    SELECT :consumer, substr(CAST(:packed AS bytea), n * 24 + 1, 16),
+        (SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)),
         substr(CAST(:packed AS bytea), n * 24 + 17, 8)
     FROM generate_series(0, CAST(:last AS integer)) AS n
     ON CONFLICT DO NOTHING RETURNING message
 )
 SELECT count(*), CASE WHEN count(*) <= :last THEN string_agg(message, CAST('' AS bytea)) END
 FROM fresh
+-- name: claim_hopefully
+-- Half the cost where every key is new; otherwise it fails, and the claim above is made.
+INSERT INTO holdfast_inbox (consumer, message, handled_at, digest)
+SELECT :consumer, substr(CAST(:packed AS bytea), n * 24 + 1, 16),
+    (SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)),
+    substr(CAST(:packed AS bytea), n * 24 + 17, 8)
+FROM generate_series(0, CAST(:last AS integer)) AS n
 -- name: recall
 SELECT message, digest, result FROM holdfast_inbox
-WHERE consumer = :consumer AND message IN (
+WHERE consumer = :consumer AND message = ANY (ARRAY(
     SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
-    FROM generate_series(0, CAST(:last AS integer)) AS n)
+    FROM generate_series(0, CAST(:last AS integer)) AS n))
 -- name: unclaim
 DELETE FROM holdfast_inbox
-WHERE consumer = :consumer AND message IN (
+WHERE consumer = :consumer AND message = ANY (ARRAY(
     SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
-    FROM generate_series(0, CAST(:last AS integer)) AS n)
+    FROM generate_series(0, CAST(:last AS integer)) AS n))
 -- name: keep_result
 UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND message = :message
 -- name: old_rows
@@ -84,3 +93,51 @@ LIMIT :most FOR UPDATE SKIP LOCKED
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < extract(epoch FROM clock_timestamp()) - :age
+-- name: lease_seed
+INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+ON CONFLICT DO NOTHING
+-- name: lease_look
+SELECT token, until, until - extract(epoch FROM clock_timestamp()) AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = greatest(token + 1, CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)), until = extract(epoch FROM clock_timestamp()) + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = extract(epoch FROM clock_timestamp()) + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: version_seed
+INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
+VALUES (:consumer, :entity, :version, 0, extract(epoch FROM clock_timestamp()))
+ON CONFLICT DO NOTHING
+-- name: version_look
+SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity FOR UPDATE
+-- name: version_set
+UPDATE holdfast_version SET version = :version, changed_at = extract(epoch FROM clock_timestamp())
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_stale
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = extract(epoch FROM clock_timestamp())
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_forget
+DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_hold
+INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
+VALUES (:consumer, :entity, :version, :content, extract(epoch FROM clock_timestamp()))
+ON CONFLICT DO NOTHING
+-- name: ahead_count
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_read
+SELECT version, content FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version >= :version
+ORDER BY version LIMIT :most
+-- name: ahead_drop
+DELETE FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version <= :version

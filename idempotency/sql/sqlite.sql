@@ -79,3 +79,51 @@ LIMIT :most
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < (julianday('now') - 2440587.5) * 86400.0 - :age
+-- name: lease_seed
+INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
+VALUES (:consumer, :message, 0, 0)
+ON CONFLICT DO NOTHING
+-- name: lease_look
+SELECT token, until, until - (julianday('now') - 2440587.5) * 86400.0 AS remaining
+FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message
+-- name: lease_take
+-- The token only grows, also where the row was pruned in between.
+UPDATE holdfast_inbox_lease
+SET token = max(token + 1, CAST((julianday('now') - 2440587.5) * 86400.0 * 1000000 AS INTEGER)), until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
+WHERE consumer = :consumer AND message = :message
+-- name: lease_renew
+UPDATE holdfast_inbox_lease SET until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_end
+DELETE FROM holdfast_inbox_lease
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: lease_free
+UPDATE holdfast_inbox_lease SET until = 0
+WHERE consumer = :consumer AND message = :message AND token = :token
+-- name: version_seed
+INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
+VALUES (:consumer, :entity, :version, 0, (julianday('now') - 2440587.5) * 86400.0)
+ON CONFLICT DO NOTHING
+-- name: version_look
+SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: version_set
+UPDATE holdfast_version SET version = :version, changed_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_stale
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE consumer = :consumer AND entity = :entity
+-- name: version_forget
+DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_hold
+INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
+VALUES (:consumer, :entity, :version, :content, (julianday('now') - 2440587.5) * 86400.0)
+ON CONFLICT DO NOTHING
+-- name: ahead_count
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- name: ahead_read
+SELECT version, content FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version >= :version
+ORDER BY version LIMIT :most
+-- name: ahead_drop
+DELETE FROM holdfast_ahead
+WHERE consumer = :consumer AND entity = :entity AND version <= :version

@@ -34,7 +34,7 @@ def test_a_broken_promise_is_seen(sabotage: str, suite: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=240,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"\d+ failed", done.stdout), done.stdout

@@ -15,7 +15,7 @@ from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import SHARDS, delayed, outbox, parked
 from holdfast.testing import wait_until

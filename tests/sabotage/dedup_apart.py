@@ -7,7 +7,7 @@ from holdfast.idempotency.inbox import Inbox
 from holdfast.idempotency.transactions import transact
 
 
-def apart(self: Inbox, session: Any, consumer: str, items: Any) -> Any:
+def apart(self: Inbox, session: Any, consumer: str, items: Any, **_: Any) -> Any:
     """Remember the message before its work is committed."""
     engine = session.get_bind().engine
     return transact(engine, lambda db: claim(db, consumer, items))

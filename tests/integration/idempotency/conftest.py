@@ -30,29 +30,37 @@ effects = Table(
 """What handlers write: one row for each time an effect happened."""
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
-def opened(
+@pytest.fixture(scope="module")
+def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    """Open a database of each kind."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('inbox')}/inbox.db"
-    else:
-        url = request.getfixturevalue(request.param).database("inbox")
-    engine = open_database(url)
-    create_tables(engine)
-    business.create_all(engine)
-    yield engine
-    engine.dispose()
+) -> Iterator[Callable[[str], Engine]]:
+    """Open databases by their kind, each once for the module."""
+    made: dict[str, Engine] = {}
+
+    def opened(kind: str) -> Engine:
+        """Return the database, emptied."""
+        if kind not in made:
+            if kind == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('inbox')}/inbox.db"
+            else:
+                url = request.getfixturevalue(kind).database("inbox")
+            made[kind] = open_database(url)
+            create_tables(made[kind])
+            business.create_all(made[kind])
+        with made[kind].begin() as db:
+            for table in (*metadata.sorted_tables, effects):
+                db.execute(delete(table))
+        return made[kind]
+
+    yield opened
+    for engine in made.values():
+        engine.dispose()
 
 
-@pytest.fixture
-def database(opened: Engine) -> Engine:
-    """Empty the tables."""
-    with opened.begin() as db:
-        for table in (*metadata.sorted_tables, effects):
-            db.execute(delete(table))
-    return opened
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def database(request: pytest.FixtureRequest, engines: Callable[[str], Engine]) -> Engine:
+    """Offer a database of each kind, with empty tables."""
+    return engines(request.param)
 
 
 def persistently(work: Callable[[], T]) -> T:

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from sqlalchemy import create_engine, func, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast import Message
-from holdfast.errors import ConfigurationError, PoisonMessage
-from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune
+from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
+from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune, stats
 from holdfast.idempotency import claim as claims
 from holdfast.idempotency.keys import consumer_key, message_key
 from holdfast.idempotency.schema import inbox, roster
+from holdfast.idempotency.stats import forget
 from holdfast.layer import Call
 from holdfast.message import handling
 from tests.integration.idempotency.conftest import effects, persistently, together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.engine import Engine
 
 BILLING = "billing/shop.bill"
@@ -261,6 +265,33 @@ def test_an_async_handler_with_a_session_of_either_colour(database: Engine) -> N
     assert names(database) == [order.id]
 
 
+def test_an_async_session_or_connection_will_do(engines: Callable[[str], Engine]) -> None:
+    """Claim, effect and stored result are awaited in the caller's own transaction."""
+    database = engines("postgres")
+
+    @idempotent(keep_result=True)
+    async def charge(order: Message, session: Any) -> int:
+        await session.execute(insert(effects).values(name=order.id))
+        return 7
+
+    async def run() -> None:
+        engine = create_async_engine(database.url)
+        async with AsyncSession(engine) as session, session.begin():
+            assert [await charge(one, session), await charge(one, session)] == [7, 7]
+        async with engine.begin() as connection:
+            assert await charge(one, connection) == 7
+            assert await charge(two, session=connection) == 7
+        async with AsyncSession(engine) as session:
+            await charge(three, session)
+            await session.rollback()
+        await engine.dispose()
+
+    one, two, three = message(), message(), message()
+    asyncio.run(run())
+    assert names(database) == [one.id, two.id]
+    assert rows(database) == 2
+
+
 def test_the_memory_is_entered_on_the_roster_with_its_window(database: Engine) -> None:
     for window, seconds in (("14d", 14 * 86400), ("2h", 7200), (None, None)):
         memory = Inbox(window=window)
@@ -335,8 +366,10 @@ def test_several_pruners_share_the_work(database: Engine) -> None:
 
 
 def test_pruning_an_unknown_consumer_says_so(database: Engine) -> None:
-    with pytest.raises(ConfigurationError, match="holdfast inbox stats"):
+    with pytest.raises(NotFound, match="holdfast inbox stats"):
         prune(database, consumer="nobody")
+    with pytest.raises(ConfigurationError, match="step"):
+        prune(database, step=0)
 
 
 def test_a_forgotten_message_is_handled_again(database: Engine) -> None:
@@ -345,6 +378,23 @@ def test_a_forgotten_message_is_handled_again(database: Engine) -> None:
         assert memory.claim(session, BILLING, "m")
         memory.forget(session, BILLING, ["m"])
         assert memory.claim(session, BILLING, "m")
+
+
+def test_the_numbers_of_the_inbox_are_told(database: Engine) -> None:
+    memory = Inbox(window="1h")
+    with Session(database) as session, session.begin():
+        for n in range(4):
+            memory.claim(session, BILLING, f"m{n}")
+    age(database, 3700)
+    with Session(database) as session, session.begin():
+        memory.claim(session, BILLING, "young")
+    (found,) = stats(database).consumers
+    assert (found.consumer, found.remembered, found.overdue, found.leased) == (BILLING, 5, 4, 0)
+    assert found.oldest is not None
+    assert found.newest is not None
+    assert found.oldest < found.newest
+    assert forget(database, BILLING, ["m1", "young", "never seen"]) == ["m1", "young"]
+    assert stats(database).consumers[0].remembered == 3
 
 
 @pytest.mark.parametrize("id_", ["x" * 5000, "nul\0", "surrogate\ud800", "'; DROP TABLE x", "漢"])
@@ -356,9 +406,9 @@ def test_every_id_can_be_claimed(database: Engine, id_: str) -> None:
         assert memory.claim(session, id_, id_ + "other")
 
 
-def test_repeatable_read_is_refused_on_postgres(database: Engine) -> None:
-    if database.dialect.name != "postgresql":
-        pytest.skip("only PostgreSQL fails there; the others are safe")
+def test_repeatable_read_is_refused_on_postgres(engines: Callable[[str], Engine]) -> None:
+    """Only there a rival's commit would fail ours; the other databases are safe."""
+    database = engines("postgres")
     for level in ("REPEATABLE READ", "SERIALIZABLE"):
         made = create_engine(database.url, isolation_level=level)
         for engine in (database.execution_options(isolation_level=level), made):
@@ -371,10 +421,9 @@ def test_repeatable_read_is_refused_on_postgres(database: Engine) -> None:
             bill(message(), connection=db, session=None)
 
 
-def test_mysql_without_returning_claims_the_same(database: Engine) -> None:
+def test_mysql_without_returning_claims_the_same(engines: Callable[[str], Engine]) -> None:
     """MariaDB takes MySQL's way too; a rival that commits in between is noticed."""
-    if database.dialect.name != "mysql":
-        pytest.skip("a way of MySQL's own")
+    database = engines("mariadb")
     items = [claims.Wanted(key=message_key(f"m{n}"), digest=b"d" * 8, id=f"m{n}") for n in range(6)]
     items.sort(key=lambda item: item.key)
     number = consumer_key(BILLING)
@@ -402,10 +451,9 @@ def test_a_function_without_a_transaction_or_an_identity_says_what_it_needs() ->
         bill("no message", Session(create_engine("sqlite://")))
 
 
-def test_a_row_of_the_inbox_is_small(database: Engine) -> None:
+def test_a_row_of_the_inbox_is_small(engines: Callable[[str], Engine]) -> None:
     """With its index, a handled message takes no more than 160 bytes on PostgreSQL."""
-    if database.dialect.name != "postgresql":
-        pytest.skip("measured where the server tells")
+    database = engines("postgres")
     memory = Inbox()
     with Session(database) as session, session.begin():
         session.execute(text("TRUNCATE holdfast_inbox"))

@@ -1,0 +1,153 @@
+"""What operators say and decide about groups and letters; each act is audited."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from sqlalchemy import func, select
+from sqlalchemy.engine import Connection, Engine
+
+from holdfast.cli.display import say
+from holdfast.cli.dlq.confirming import confirm
+from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
+from holdfast.cli.dlq.options import Database, Letters, Names, seconds
+from holdfast.cli.options import Actor, Config, Reason, Yes
+from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.closing import close
+from holdfast.dlq.groups import Groups
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.rows import DISCARDED, PARKED
+from holdfast.dlq.schema import message
+from holdfast.dlq.transactions import committed
+from holdfast.errors import ConfigurationError, NotFound
+
+Name = Annotated[str, typer.Argument(help="A failure group, or its first characters.")]
+
+
+def discard(
+    names: Names = None,
+    *,
+    config: Config = None,
+    database: Database,
+    letter: Letters = None,
+    reason: Reason,
+    actor: Actor = None,
+    park: Annotated[
+        bool, typer.Option("--park", help="Put aside for good instead: may be reopened.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Close dead letters for good without replaying them."""
+    if not names and not letter:
+        raise ConfigurationError("what? name groups, or single letters with --id")
+    state = PARKED if park else DISCARDED
+    with dead_letters(database) as engine:
+        selection = Selection(
+            groups=tuple(one_group(engine, name).group_id for name in names or ()),
+            dlq_ids=tuple(one_letter(engine, name) for name in letter or ()),
+        )
+        ids = _free(engine, selection)
+        if not ids:
+            raise NotFound("nothing of this is pending and unclaimed: see  holdfast dlq plans list")
+        what = "Park" if park else "Discard for good"
+        confirm(len(ids), f"{what} {len(ids):,} messages", yes=yes)
+        closed = _close(engine, ids, state, warrant(actor, reason), selection)
+    say(f"{closed:,} messages are {state}")
+
+
+def _free(engine: Engine, selection: Selection) -> list[str]:
+    """Return the pending letters that no live plan has claimed."""
+    claimed = select(item.c.live).where(item.c.live == message.c.dlq_id).exists()
+    query = select(message.c.dlq_id).where(*selection.where(), ~claimed)
+    with engine.connect() as db:
+        return list(db.execute(query.order_by(message.c.seq)).scalars())
+
+
+def _close(engine: Engine, ids: list[str], state: str, who: Warrant, selection: Selection) -> int:
+    def work(db: Connection) -> int:
+        closed = close(db, ids, state, actor=who.actor, reason=who.reason)
+        detail = {"count": len(closed), "ids": closed[:1000], "selection": selection.described()}
+        subject = ", ".join(selection.groups) or f"{len(closed)} letters"
+        Audit().append(db, who, "park" if state == PARKED else "discard", subject, detail)
+        return len(closed)
+
+    return committed(engine, work)
+
+
+def ack(
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    owner: Annotated[
+        str | None, typer.Option(help="Who looks after it; you, unless given.")
+    ] = None,
+    note: Annotated[str | None, typer.Option(help="A note kept with the group.")] = None,
+    actor: Actor = None,
+) -> None:
+    """Say that somebody looks after a group."""
+    who = warrant(actor, reason)
+    with dead_letters(database) as engine:
+        groups = Groups(engine)
+        found = groups.acknowledge(one_group(engine, name).group_id, who, owner=owner)
+        if note is not None:
+            found = groups.annotate(found.group_id, who, note=note)
+    say(f"group {found.group_id[:8]} is looked after by {found.owner}")
+
+
+def mute(
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    length: Annotated[str, typer.Option("--for", help="How long, e.g. 30m, 4h or 2d.")],
+    reason: Reason,
+    actor: Actor = None,
+) -> None:
+    """Keep a group out of alerts for a while."""
+    until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds(length, "--for"), UTC)
+    with dead_letters(database) as engine:
+        found = Groups(engine).mute(
+            one_group(engine, name).group_id, warrant(actor, reason), until=until
+        )
+    say(f"group {found.group_id[:8]} is muted until {until:%Y-%m-%d %H:%M}Z; it goes on counting")
+
+
+def prune(
+    *,
+    config: Config = None,
+    database: Database,
+    older_than: Annotated[str, typer.Option(help="Closed so long ago, e.g. 30d.")] = "30d",
+    actor: Actor = None,
+) -> None:
+    """Delete closed dead letters that are old enough; open ones are never deleted."""
+    from holdfast.dlq.retention import prune as pruned
+
+    with dead_letters(database) as engine:
+        count = pruned(engine, older_than=seconds(older_than, "--older-than"),
+                       warrant=warrant(actor, f"older than {older_than}"))  # fmt: skip
+        with engine.connect() as db:
+            left = db.execute(select(func.count()).select_from(message)).scalar_one()
+    say(f"deleted {count:,} closed dead letters; {left:,} are left")
+
+
+def forget(
+    subject: Annotated[str, typer.Argument(help="The data subject, as captured.")],
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    yes: Yes = False,
+) -> None:
+    """Destroy the key of a data subject: its encrypted fields are gone for good."""
+    from holdfast.dlq.vault import forget as destroyed
+
+    confirm(1, f"Destroy the key of {subject} for good", yes=yes)
+    with dead_letters(database) as engine:
+        found = destroyed(engine, subject, warrant(actor, reason))
+    if not found:
+        raise NotFound(f"{subject} has no key: it was forgotten before, or nothing was encrypted")
+    say(f"the key of {subject} is destroyed: its encrypted fields are gone for good")

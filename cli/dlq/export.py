@@ -1,0 +1,130 @@
+"""`holdfast dlq export`: dead letters as JSON lines or Parquet, for other tools."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+from sqlalchemy import select
+from sqlalchemy.engine import Engine
+
+from holdfast.cli.display import err
+from holdfast.cli.dlq.opened import dead_letters, one_group
+from holdfast.cli.dlq.options import (
+    ConsumerGroup,
+    Database,
+    InGroup,
+    Since,
+    Topic,
+    Until,
+    moment,
+)
+from holdfast.cli.options import Config
+from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.schema import message
+from holdfast.errors import ConfigurationError
+from holdfast.extras import driver
+
+_BATCH = 1000
+
+
+def export(
+    *,
+    config: Config = None,
+    database: Database,
+    group: InGroup = None,
+    topic: Topic = None,
+    consumer: ConsumerGroup = None,
+    since: Since = None,
+    until: Until = None,
+    state: Annotated[
+        str, typer.Option(help="pending, confirmed, discarded, parked or any.")
+    ] = "pending",
+    to: Annotated[
+        Path, typer.Option(help="The file: .jsonl or .parquet; - is standard output.")
+    ] = Path("-"),
+) -> None:
+    """Write dead letters as JSON lines or Parquet."""
+    if to.suffix not in (".jsonl", ".parquet") and str(to) != "-":
+        raise ConfigurationError(f"--to {to}: name a .jsonl or a .parquet file, or -")
+    with dead_letters(database) as engine:
+        selection = Selection(
+            groups=tuple(one_group(engine, name).group_id for name in group or ()),
+            topic=topic,
+            consumer_group=consumer,
+            since=moment(since, "--since"),
+            until=moment(until, "--until"),
+            state=None if state == "any" else state,
+        )
+        batches = _batches(engine, selection)
+        if to.suffix == ".parquet":
+            count = _parquet(batches, to)
+        elif str(to) == "-":
+            count = _lines(batches, sys.stdout)
+        else:
+            with to.open("w", encoding="ascii") as file:
+                count = _lines(batches, file)
+    err.print(f"exported {count:,} dead letters", highlight=False)
+
+
+def _batches(engine: Engine, selection: Selection) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows in their order, by ranges of numbers: no long transaction is held."""
+    after = 0
+    while True:
+        query = select(message).where(*selection.where(), message.c.seq > after)
+        with engine.connect() as db:
+            rows = db.execute(query.order_by(message.c.seq).limit(_BATCH)).mappings().all()
+        if not rows:
+            return
+        after = rows[-1]["seq"]
+        yield [dict(row) for row in rows]
+
+
+def _lines(batches: Iterator[list[dict[str, Any]]], file: IO[str]) -> int:
+    count = 0
+    for batch in batches:
+        for row in batch:
+            file.write(json.dumps(_plain(row)) + "\n")
+        count += len(batch)
+    return count
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    plain = dict(row)
+    for name in ("message_key", "payload"):
+        value = plain.pop(name)
+        plain[f"{name}_base64"] = None if value is None else base64.b64encode(value).decode()
+    for name in ("headers", "envelope", "history"):
+        plain[name] = json.loads(plain[name])
+    return plain
+
+
+def _parquet(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
+    pyarrow, parquet = driver("pyarrow", extra="spark"), driver("pyarrow.parquet", extra="spark")
+    count, writer = 0, None
+    try:
+        for batch in batches:
+            table = pyarrow.Table.from_pylist(batch, schema=_schema(pyarrow))
+            if writer is None:
+                writer = parquet.ParquetWriter(to, table.schema)
+            writer.write_table(table)
+            count += len(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _schema(pyarrow: Any) -> Any:
+    kinds = {"LargeBinary": pyarrow.binary(), "BigInteger": pyarrow.int64(),
+             "Integer": pyarrow.int64(), "Boolean": pyarrow.bool_(),
+             "Double": pyarrow.float64()}  # fmt: skip
+    return pyarrow.schema(
+        [
+            (column.name, kinds.get(type(column.type).__name__, pyarrow.string()))
+            for column in message.columns
+        ]
+    )

@@ -1,0 +1,80 @@
+"""Opening the dead-letter store for a command, and finding what a short name means."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import inspect, select
+
+from holdfast.database import open_database
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.groups import Groups, NoSuchGroup
+from holdfast.dlq.schema import message, metadata
+from holdfast.errors import ConfigurationError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.dlq.groups import Group
+
+_SHORTEST = 4
+
+
+@contextmanager
+def dead_letters(url: str) -> Iterator[Engine]:
+    """Yield the store at *url* if it has the tables; say so if it lacks them."""
+    engine = open_database(url)
+    try:
+        with engine.connect() as db:
+            inspector = inspect(db)
+            missing = [name for name in sorted(metadata.tables) if not inspector.has_table(name)]
+        if missing:
+            raise ConfigurationError(
+                f"the database lacks {', '.join(missing)}: run  holdfast db upgrade  with the "
+                "same --database"
+            )
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def one_group(engine: Engine, name: str) -> Group:
+    """Return the group whose id begins with *name*."""
+    try:
+        return Groups(engine).find(name)
+    except NoSuchGroup as error:
+        if "several" in str(error):
+            raise
+        raise NotFound(str(error)) from error
+
+
+def one_letter(engine: Engine, name: str) -> str:
+    """Return the full id of the dead letter whose id begins with *name*."""
+    text = name.strip().lower()
+    if len(text) < _SHORTEST:
+        raise ConfigurationError(f"{name!r} is too short: write at least {_SHORTEST} characters")
+    query = select(message.c.dlq_id).where(message.c.dlq_id.startswith(text, autoescape=True))
+    with engine.connect() as db:
+        found = db.execute(query.order_by(message.c.dlq_id).limit(3)).scalars().all()
+    if not found:
+        raise NotFound(f"no dead letter begins with {name!r}: see  holdfast dlq list")
+    if len(found) > 1:
+        raise ConfigurationError(f"{name!r} begins {', '.join(found)}: write more of it")
+    return str(found[0])
+
+
+def warrant(actor: str | None, reason: str) -> Warrant:
+    """Return who acts and why; the system's user unless told otherwise."""
+    return Warrant(actor=_user() if actor is None else actor, reason=reason)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return f"uid {os.getuid()}"

@@ -1,0 +1,50 @@
+"""How far a replay is, on a terminal: what was confirmed counts, not what was sent."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from holdfast.cli.display import err
+from holdfast.dlq.replay.state import ItemState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from holdfast.dlq.replay.plan import Plan, Tally
+
+
+@contextmanager
+def shown_replay(total: int) -> Iterator[Callable[[Plan, Tally], None]]:
+    """Yield an observer that draws a bar with the time left, and does nothing elsewhere."""
+    if not err.is_terminal:
+        yield lambda _plan, _counts: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.fields[state]:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("sent {task.fields[sent]:,}  failed again {task.fields[failed]:,}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("replay", total=total, state="draft", sent=0, failed=0)
+
+        def observe(plan: Plan, counts: Tally) -> None:
+            progress.update(
+                task,
+                completed=counts[ItemState.CONFIRMED] + counts[ItemState.FAILED_AGAIN],
+                state=plan.state.value,
+                sent=plan.sent,
+                failed=counts[ItemState.FAILED_AGAIN],
+            )
+
+        yield observe

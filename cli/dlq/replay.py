@@ -1,0 +1,193 @@
+"""`holdfast dlq replay`: select, look at what would happen, then send."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from sqlalchemy.engine import Engine
+
+from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.dlq.confirming import confirm
+from holdfast.cli.dlq.exits import EXIT_PAUSED
+from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
+from holdfast.cli.dlq.options import (
+    ConsumerGroup,
+    Database,
+    Error,
+    Key,
+    Kind,
+    Letters,
+    MasterKey,
+    Names,
+    Since,
+    Tenant,
+    Topic,
+    Until,
+    Version,
+    moment,
+    seconds,
+    share,
+)
+from holdfast.cli.dlq.sending import send
+from holdfast.cli.dlq.shown import age
+from holdfast.cli.options import Actor, Config, Json, Yes
+from holdfast.dlq.replay.dry_run import DryRun, dry_run
+from holdfast.dlq.replay.freezing import freeze, survey
+from holdfast.dlq.replay.handlers import Named
+from holdfast.dlq.replay.plan import Terms
+from holdfast.dlq.replay.rate import Rate
+from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.replay.steps import Policy
+from holdfast.errors import ConfigurationError
+
+
+def replay(
+    names: Names = None,
+    *,
+    config: Config = None,
+    database: Database,
+    broker: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_BROKER", show_default=False, help="Where to send them."),
+    ] = None,
+    letter: Letters = None,
+    topic: Topic = None,
+    consumer: ConsumerGroup = None,
+    kind: Kind = None,
+    error: Error = None,
+    tenant: Tenant = None,
+    version: Version = None,
+    key: Key = None,
+    since: Since = None,
+    until: Until = None,
+    due: Annotated[
+        bool, typer.Option("--due", help="Only what triage has put down for a retry by now.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="Why; kept in the audit trail. Needed unless --dry-run.")
+    ] = None,
+    actor: Actor = None,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    canary: Annotated[
+        int, typer.Option(min=0, help="So many go first, and all must be confirmed.")
+    ] = 20,
+    ramp: Annotated[
+        str, typer.Option(help="Shares after which confirmations are waited for.")
+    ] = "10%,50%",
+    rate: Annotated[str | None, typer.Option(help="At most, e.g. 500/s or 30/m.")] = None,
+    stop_at: Annotated[
+        str, typer.Option(help="Stop when more than this share failed again.")
+    ] = "5%",
+    patience: Annotated[
+        str, typer.Option(help="How long to wait for confirmations that do not come.")
+    ] = "60s",
+    commutative: Annotated[
+        bool, typer.Option("--commutative", help="Order does not matter to the handler.")
+    ] = False,
+    to_topic: Annotated[
+        str | None,
+        typer.Option(
+            help="'shared' for the original topic, or a topic that exists; the group's "
+            "private replay topic unless given."
+        ),
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option(help="module:function to check payloads against, in --dry-run.")
+    ] = None,
+    dedup_window: Annotated[
+        str, typer.Option(help="How long the consumer remembers what it handled.")
+    ] = "14d",
+    approve_above: Annotated[
+        int,
+        typer.Option(
+            envvar="HOLDFAST_APPROVE_ABOVE",
+            min=0,
+            help="Larger plans wait for the approval of somebody else.",
+        ),
+    ] = 10_000,
+    master_key_file: MasterKey = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters again to the group that failed: canary, ramp, then the rest."""
+    policy = Policy(
+        canary=canary,
+        ramp=tuple(share(text) for text in ramp.split(",") if text.strip()),
+        failure_ratio=share(stop_at),
+        patience=seconds(patience, "--patience"),
+        commutative=commutative,
+    )
+    terms = Terms(
+        policy=policy, rate=Rate.parse(rate), to_topic=to_topic, approve_above=approve_above
+    )
+    with dead_letters(database) as engine:
+        selection = Selection(
+            groups=tuple(one_group(engine, name).group_id for name in names or ()),
+            dlq_ids=tuple(one_letter(engine, name) for name in letter or ()),
+            topic=topic,
+            consumer_group=consumer,
+            kind=kind,
+            error=error,
+            tenant=tenant,
+            version=version,
+            key=key,
+            since=moment(since, "--since"),
+            until=moment(until, "--until"),
+            due=due,
+        )
+        if is_dry:
+            named = None if handler is None else Named.load(handler)
+            window = seconds(dedup_window, "--dedup-window")
+            _report(_looked(engine, selection, terms, window, named), as_json=as_json)
+            return
+        if reason is None:
+            raise ConfigurationError("a replay needs a reason: say why, with --reason")
+        if broker is None:
+            raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
+        who = warrant(actor, reason)
+        with engine.connect() as db:
+            count = len(survey(db, selection, terms).letters)
+        confirm(count, f"Replay {count:,} messages", yes=yes)
+        plan = freeze(engine, selection, terms, who).plan
+        if plan.waits_for_approval:
+            say(f"plan {plan.short} of {plan.total:,} messages is frozen and waits for somebody "
+                f"else:  holdfast dlq plans approve {plan.short} --reason …")  # fmt: skip
+            raise SystemExit(EXIT_PAUSED)
+        if not as_json:
+            say(f"plan {plan.short}: {plan.total:,} messages, hash {plan.hash[:12]}")
+        send(engine, plan, broker, who, as_json=as_json, master_key=master_key_file)
+
+
+def _looked(
+    engine: Engine, selection: Selection, terms: Terms, window: float, handler: Named | None
+) -> DryRun:
+    with engine.connect() as db:
+        manifest = survey(db, selection, terms)
+        return dry_run(db, manifest, terms, dedup_window=window, handler=handler)
+
+
+def _report(found: DryRun, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(found))
+        return
+    say(f"would replay {found.count:,} messages of {found.keys:,} keys, canary {found.canary}; "
+        "nothing was sent")  # fmt: skip
+    rows = [("to", topic, count) for topic, count in found.targets.items()]
+    rows += [("fingerprint", kind[:12], count) for kind, count in found.by_fingerprint.items()]
+    rows += [("version", version, count) for version, count in found.by_version.items()]
+    rows += [("tenant", tenant, count) for tenant, count in found.by_tenant.items()]
+    rows += [("set aside", state, count) for state, count in found.aside.items()]
+    rows += [("claimed by plan", plan[-8:], n) for plan, n in found.claimed_elsewhere.items()]
+    print_table(("", "", "messages"), rows)
+    say(f"oldest event {age(found.oldest_seconds)}; dedup window {age(found.dedup_window)}: "
+        + (f"{found.beyond_window:,} are older, the consumer could not tell a duplicate of them"
+           if found.beyond_window else "all inside"))  # fmt: skip
+    if found.valid is not None:
+        say(f"payloads: {found.valid:,} valid, {found.invalid:,} invalid"
+            + (f", e.g. {found.invalid_example}" if found.invalid_example else ""))  # fmt: skip
+    for dlq_id, why in found.aside_examples[:5]:
+        say(f"  {dlq_id[:8]}: {why}")
+    eta = "as fast as the broker takes them" if found.seconds is None else age(found.seconds)
+    say(f"time: {eta}; manifest {found.hash[:12]} up to number {found.high_water}")
+    if found.needs_approval:
+        say("a second person must approve it")

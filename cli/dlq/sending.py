@@ -1,0 +1,95 @@
+"""Sending a plan in the foreground, and telling how it ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.brokers import connect
+from holdfast.cli.display import print_json, say
+from holdfast.cli.dlq.exits import CODES
+from holdfast.cli.dlq.progress import shown_replay
+from holdfast.cli.failures import EXIT_INTERRUPTED
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.replay.ending import Ending, EndingKind
+from holdfast.dlq.replay.plans import Plans
+from holdfast.dlq.replay.sender import Sender
+from holdfast.dlq.replay.state import ACTIVE
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import NoReturn
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.dlq.replay.plan import Plan
+    from holdfast.dlq.vault import Vault
+
+
+def send(
+    engine: Engine,
+    plan: Plan,
+    broker: str,
+    warrant: Warrant,
+    *,
+    as_json: bool,
+    master_key: Path | None = None,
+) -> NoReturn:
+    """Send *plan* to its end and exit with the code of that end."""
+    vault = None if master_key is None else _vault(engine, master_key)
+    opened = connect(broker)
+    plans = Plans(engine)
+    try:
+        with shown_replay(plan.total) as observe:
+            ending = Sender(engine, opened, observe=observe, vault=vault).run(plan.id)
+    except KeyboardInterrupt:
+        found = plans.find(plan.id)
+        if found.state in ACTIVE:
+            plans.pause(found, Warrant(actor=warrant.actor, reason="interrupted at the terminal"))
+        say(f"interrupted; nothing is lost. Go on with:  {resuming(plan)}")
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    finally:
+        opened.close()
+    tell(engine, plans.find(plan.id), ending, as_json=as_json)
+    raise SystemExit(CODES[ending.kind])
+
+
+def _vault(engine: Engine, path: Path) -> Vault:
+    from holdfast.dlq.vault import Vault
+
+    try:
+        return Vault(engine, bytes.fromhex(path.read_text().strip()))
+    except OSError as error:
+        raise ConfigurationError(f"--master-key-file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--master-key-file {path}: it is not hexadecimal") from error
+
+
+def resuming(plan: Plan) -> str:
+    """Return the command that sends *plan* on."""
+    return f"holdfast dlq plans resume {plan.short} --reason …"
+
+
+def tell(engine: Engine, plan: Plan, ending: Ending, *, as_json: bool) -> None:
+    """Say how a run of *plan* ended and what to do next."""
+    counts = Plans(engine).tally(plan)
+    if as_json:
+        print_json(
+            {"plan": plan.id, "ending": ending.kind, "reason": ending.reason, "total": plan.total,
+             "sent": plan.sent, "hash": plan.hash,
+             "items": {state.value: count for state, count in counts.counts.items()}}
+        )  # fmt: skip
+        return
+    say(f"plan {plan.short}: {ending.reason}")
+    match ending.kind:
+        case EndingKind.STOPPED:
+            say("nothing more was sent. See  holdfast dlq plans show "
+                f"{plan.short}; after a fix:  {resuming(plan)}, or abort it")  # fmt: skip
+        case EndingKind.UNCONFIRMED:
+            say(f"they wait in the broker. Later:  holdfast dlq verify {plan.short}")
+        case EndingKind.PARTLY:
+            say(f"see  holdfast dlq plans show {plan.short}")
+        case EndingKind.PAUSED:
+            say(f"go on with:  {resuming(plan)}")
+        case _:
+            pass

@@ -1,0 +1,156 @@
+"""`show` and `explain`: one group or one dead letter, whole."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import select
+from sqlalchemy.engine import Engine
+
+from holdfast.cli.display import encoded, excerpt, print_json, say
+from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
+from holdfast.cli.dlq.options import Database
+from holdfast.cli.dlq.shown import ago, sparkline, when
+from holdfast.cli.options import Config, Json
+from holdfast.dlq.groups import Group
+from holdfast.dlq.letter import DeadLetter
+from holdfast.dlq.replay.edits import Edits
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.rows import letter_of
+from holdfast.dlq.schema import message
+from holdfast.errors import NotFound
+
+Name = Annotated[str, typer.Argument(help="A group or a dead letter, or its first characters.")]
+
+
+def show(name: Name, *, config: Config = None, database: Database, as_json: Json = False) -> None:
+    """Show a group with a sample, or one dead letter with its whole history."""
+    with dead_letters(database) as engine:
+        group = _group(engine, name)
+        dlq_id = group.sample if group is not None else one_letter(engine, name)
+        query = select(message).where(message.c.dlq_id == dlq_id)
+        with engine.connect() as db:
+            row = db.execute(query).mappings().first()
+            plans = db.execute(
+                select(item.c.plan_id, item.c.state, item.c.note).where(item.c.dlq_id == dlq_id)
+            ).all()
+        revisions = Edits(engine).revisions(dlq_id)
+    found = None if row is None else letter_of(row)
+    if as_json:
+        print_json({"group": None if group is None else asdict(group),
+                    "letter": None if found is None else _as_json(found, row),
+                    "revisions": revisions,
+                    "plans": [dict(plan._mapping) for plan in plans]})  # fmt: skip
+        return
+    if group is not None:
+        _show_group(group)
+    if found is not None:
+        _show_letter(found, row)
+    for one in revisions:
+        by = one["transform"] or one["actor"]
+        say(f"revision {one['revision']} by {by}, {when(one['made_at'])}: {one['reason']}")
+        say(one["difference"])
+    for plan in plans:
+        say(f"plan {plan.plan_id[-8:]}: {plan.state} {plan.note or ''}")
+
+
+def explain(
+    name: Name, *, config: Config = None, database: Database, as_json: Json = False
+) -> None:
+    """Say why messages are in one group."""
+    with dead_letters(database) as engine:
+        group = _group(engine, name)
+        if group is None:
+            with engine.connect() as db:
+                query = select(message.c.group_id).where(
+                    message.c.dlq_id == one_letter(engine, name)
+                )
+                group = one_group(engine, str(db.execute(query).scalar_one()))
+    if as_json:
+        facts = {"group_id": group.group_id, "algorithm": group.algorithm,
+                 "fingerprint": group.fingerprint, **group.hints}  # fmt: skip
+        print_json(facts)
+        return
+    say(f"group {group.group_id}: {group.title}")
+    say(f"fingerprint {group.fingerprint} by algorithm {group.algorithm}, from the "
+        f"{group.hints.get('by', 'failure')} of the error")  # fmt: skip
+    for hint in _hints(group.hints.get("hints")):
+        say(f"  {hint}")
+    say("a message is in this group when all of that is the same, and so are the consumer group, "
+        "the topic and the handler; line numbers and values do not count")  # fmt: skip
+
+
+def _group(engine: Engine, name: str) -> Group | None:
+    try:
+        return one_group(engine, name)
+    except NotFound:
+        return None
+
+
+def _hints(hints: Any) -> list[str]:
+    if isinstance(hints, dict):
+        return [f"{key}: {value}" for key, value in hints.items()]
+    return [str(hint) for hint in hints or ()]
+
+
+def _show_group(group: Group) -> None:
+    now = datetime.now(UTC).timestamp()
+    say(f"group {group.group_id}  {group.state}  {group.kind}/{group.stage}")
+    say(f"  {group.title}")
+    say(f"  {group.consumer_group} on {group.topic}, handler {group.handler}")
+    say(f"  pending {group.pending:,} of {group.total:,}; confirmed {group.confirmed:,}, "
+        f"discarded {group.discarded:,}, parked {group.parked:,}")  # fmt: skip
+    say(f"  hits {group.keys_text} keys, {group.tenants} tenants; "
+        f"versions {', '.join(group.versions) or 'unknown'}")  # fmt: skip
+    say(f"  first {when(group.first_seen)}, last {ago(group.last_seen, now)}  "
+        f"24 h {sparkline(group.trend)}")  # fmt: skip
+    if group.owner:
+        say(f"  owner {group.owner}")
+    if group.note:
+        say(f"  note: {group.note}")
+    say("")
+
+
+def _show_letter(letter: DeadLetter, row: Any) -> None:
+    source, made = letter.coordinates, letter.message
+    key = "no key" if made.key is None else f"key {made.key_text}"
+    say(f"dead letter {letter.dlq_id}  {row['state']}  message {made.id} ({made.type})")
+    say(f"  {made.topic}/{source.lane} at {source.position}, {key}; event {made.time.isoformat()}")
+    say(f"  failed {row['occurrences']} times, {when(row['first_failed_at'])} to "
+        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, replayed "
+        f"{row['replay_count']} times")  # fmt: skip
+    if made.correlation_id:
+        say(f"  correlation {made.correlation_id}  trace {made.traceparent or '–'}")
+    if letter.newer is not None:
+        say(f"  its envelope is of version {letter.schema_version}, newer than this Holdfast "
+            "reads: it is kept whole and not replayed; upgrade first")  # fmt: skip
+    for raised in letter.failure.chain:
+        say(f"  {raised.type}: {excerpt(raised.text.encode(), most=500)}")
+    for past in letter.history.failures[-5:]:
+        say(f"  {when(past.at)}  {past.error}")
+    if letter.failure.trace:
+        say(excerpt(letter.failure.trace.encode(), most=4000))
+    for name, value in made.headers:
+        say(f"  {name}: {excerpt(value, most=200)}")
+    say(f"{excerpt(made.payload)}")
+
+
+def _as_json(letter: DeadLetter, row: Any) -> dict[str, Any]:
+    import msgspec
+
+    facts = msgspec.to_builtins(
+        {"coordinates": letter.coordinates, "culprit": letter.culprit,
+         "failure": letter.failure, "history": letter.history, "lineage": letter.lineage}
+    )  # fmt: skip
+    made = letter.message
+    return {
+        "dlq_id": letter.dlq_id,
+        "state": row["state"],
+        "message_id": made.id,
+        "topic": made.topic,
+        "key": encoded(made.key),
+        "payload": encoded(made.payload),
+        "headers": [{"name": name, **encoded(value)} for name, value in made.headers],
+        **facts,
+    }

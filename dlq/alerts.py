@@ -1,0 +1,119 @@
+"""Alerts: each new or returned problem that nobody knows is told once, at least."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import or_, select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.groups import Group, Groups, Which
+from holdfast.dlq.schema import group, message
+from holdfast.dlq.siblings import look_around
+from holdfast.dlq.tally import fold
+from holdfast.dlq.transactions import committed
+from holdfast.dlq.triage import Verdict
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.dlq.hooks import Hook
+
+log = logging.getLogger("holdfast.dlq")
+_CLAIM_SECONDS = 120.0
+
+
+class Alerts:
+    """Tells hooks about groups whose verdict is "alert"; acknowledged and muted ones are quiet.
+
+    A group is claimed for two minutes while it is told, so several processes do not all
+    tell it; who dies in between leaves it to the next. A hook that fails is asked again.
+    """
+
+    def __init__(
+        self, engine: Engine, hooks: Sequence[Hook], *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._engine = engine
+        self._hooks = hooks
+        self._clock = clock
+
+    def run_once(self) -> int:
+        """Tell what is to be told now; return how many groups were told to every hook."""
+        fold(self._engine, clock=self._clock)
+        told = 0
+        groups = Groups(self._engine, clock=self._clock)
+        loud = {one.group_id: one for one in groups.listed(Which(states=("new", "regressed")))}
+        for name in self._untold(list(loud)):
+            if self._claim(name) and self._tell(loud[name]):
+                told += 1
+        return told
+
+    def _untold(self, names: Sequence[str]) -> list[str]:
+        query = (
+            select(group.c.group_id)
+            .join(message, message.c.dlq_id == group.c.sample)
+            .where(
+                group.c.group_id.in_(names),
+                message.c.verdict == Verdict.ALERT.value,
+                _is_free(self._clock.now().timestamp()),
+            )
+            .order_by(group.c.first_seen)
+        )
+        with self._engine.connect() as db:
+            return list(db.execute(query).scalars())
+
+    def _claim(self, name: str) -> bool:
+        now = self._clock.now().timestamp()
+        return self._mark(name, -(now + _CLAIM_SECONDS), _is_free(now))
+
+    def _tell(self, one: Group) -> bool:
+        alert = alert_of(self._engine, one, clock=self._clock)
+        for hook in self._hooks:
+            try:
+                hook.tell(alert)
+            except HoldfastError as error:
+                log.warning("group %s is told again later: %s", one.group_id, error)
+                self._mark(one.group_id, None)
+                return False
+        return self._mark(one.group_id, self._clock.now().timestamp())
+
+    def _mark(self, name: str, value: float | None, *conditions: Any) -> bool:
+        def work(db: Connection) -> bool:
+            where = (group.c.group_id == name, *conditions)
+            return db.execute(update(group).where(*where).values(alerted_at=value)).rowcount == 1
+
+        return committed(self._engine, work, clock=self._clock)
+
+
+def alert_of(engine: Engine, one: Group, *, clock: Clock = SYSTEM_CLOCK) -> dict[str, Any]:
+    """Return what hooks are told: the problem, never a payload."""
+    with engine.connect() as db:
+        around = look_around(db, one.group_id, now=clock.now().timestamp())
+    return {
+        "group": one.group_id,
+        "state": one.state,
+        "title": one.title,
+        "class": one.kind,
+        "topic": one.topic,
+        "consumer_group": one.consumer_group,
+        "handler": one.handler,
+        "pending": one.pending,
+        "keys": one.keys_text,
+        "tenants": one.tenants,
+        "versions": one.versions,
+        "first_seen": one.first_seen,
+        "last_seen": one.last_seen,
+        "looks_like": around.verdict,
+        "why": around.why,
+        "see": f"holdfast dlq show {one.group_id}",
+    }
+
+
+def _is_free(now: float) -> Any:
+    """Return the condition that a group is untold, or its claim is over."""
+    claimed = group.c.alerted_at
+    return or_(claimed.is_(None), (claimed < 0) & (claimed > -now))

@@ -1,0 +1,134 @@
+"""Regrouping after the algorithm changed: explicit, counted, and mapped from old to new."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, insert, select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.rows import PENDING, fingerprint_of, group_of, letter_of
+from holdfast.dlq.schema import change, group, message, regrouped
+from holdfast.dlq.store import change_row, ensure_group, insert_ignoring
+from holdfast.dlq.tally import fold
+from holdfast.dlq.transactions import committed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.dlq.letter import Failure
+    from holdfast.dlq.rules import Fingerprint
+
+_BATCH = 500
+
+
+def regroup(
+    engine: Engine,
+    warrant: Warrant,
+    *,
+    fingerprint: Callable[[Failure], Fingerprint] = fingerprint_of,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[tuple[str, str], int]:
+    """Give every message the group that *fingerprint* says; return what moved from where to where.
+
+    The map stays in `holdfast_dlq_regrouped`. State, owner and note go along to a group that
+    did not exist. Batches commit one by one, and a broken-off run is simply run again.
+    """
+    moved: Counter[tuple[str, str]] = Counter()
+    last = 0
+    while True:
+        work = functools.partial(_batch, after=last, fingerprint=fingerprint, clock=clock)
+        batch = committed(engine, work, clock=clock)
+        if batch is None:
+            break
+        last, pairs = batch
+        moved.update(pairs)
+    fold(engine, clock=clock)
+    committed(engine, lambda db: _finish(db, moved, warrant, clock), clock=clock)
+    return dict(moved)
+
+
+def moves(db: Connection) -> list[tuple[str, str, int]]:
+    """Return the kept map: old group, new group, how many messages."""
+    query = select(regrouped.c.old_group, regrouped.c.new_group, regrouped.c.moved)
+    return [(row[0], row[1], row[2]) for row in db.execute(query.order_by(regrouped.c.at))]
+
+
+def _batch(
+    db: Connection, after: int, fingerprint: Callable[[Failure], Fingerprint], clock: Clock
+) -> tuple[int, Counter[tuple[str, str]]] | None:
+    query = select(message).where(message.c.seq > after).order_by(message.c.seq).limit(_BATCH)
+    rows = db.execute(query.with_for_update()).mappings().all()
+    if not rows:
+        return None
+    pairs: Counter[tuple[str, str]] = Counter()
+    now = clock.now().timestamp()
+    for row in rows:
+        letter = letter_of(row)
+        found = fingerprint(letter.failure)
+        name = group_of(letter, found)
+        if name == row["group_id"]:
+            continue
+        ensure_group(db, letter, {**row, "group_id": name}, found)
+        values = {"group_id": name, "fingerprint": found.value}
+        db.execute(update(message).where(message.c.seq == row["seq"]).values(**values))
+        db.execute(insert(change), _figures(row, name))
+        pairs[row["group_id"], name] += 1
+    for (old, new), count in pairs.items():
+        _note_move(db, old, new, count, now)
+    return rows[-1]["seq"], pairs
+
+
+def _figures(row: Any, name: str) -> list[dict[str, Any]]:
+    """Return the changes that take *row* out of its old group and into the new one."""
+    kinds = ["arrived"] if row["state"] == PENDING else ["arrived", row["state"]]
+    at = row["stored_at"]
+    return [
+        change_row({**row, "group_id": group_id}, kind, at, n)
+        for group_id, n in ((row["group_id"], -1), (name, 1))
+        for kind in kinds
+    ]
+
+
+def _note_move(db: Connection, old: str, new: str, count: int, now: float) -> None:
+    where = (regrouped.c.old_group == old) & (regrouped.c.new_group == new)
+    algorithm = select(group.c.algorithm).where(group.c.group_id == new).scalar_subquery()
+    values = {"old_group": old, "new_group": new, "moved": 0, "at": now, "algorithm": ""}
+    db.execute(insert_ignoring(db, regrouped), values)
+    more = {"moved": regrouped.c.moved + count, "at": now, "algorithm": algorithm}
+    db.execute(update(regrouped).where(where).values(**more))
+    said = db.execute(select(group).where(group.c.group_id == old)).mappings().first()
+    if said is not None:
+        kept = {name: said[name] for name in ("owner", "note", "muted_until")}
+        if said["state"] in ("acknowledged", "muted"):
+            kept["state"] = said["state"]
+        fresh = (group.c.group_id == new) & group.c.owner.is_(None) & (group.c.state == "new")
+        db.execute(update(group).where(fresh).values(**kept))
+
+
+def _finish(
+    db: Connection, moved: Counter[tuple[str, str]], warrant: Warrant, clock: Clock
+) -> None:
+    """Send emptied groups to rest, and write down what was done."""
+    into: dict[str, str] = {}
+    for (old, new), _ in moved.most_common():
+        into.setdefault(old, new)
+    for old, new in sorted(into.items()):
+        if not _is_left(db, old):
+            db.execute(update(group).where(group.c.group_id == old).values(moved_to=new))
+    detail = {"groups": len(into), "messages": sum(moved.values()), "into": _first(into)}
+    Audit(clock=clock).append(db, warrant, "regroup", "all groups", detail)
+
+
+def _is_left(db: Connection, name: str) -> bool:
+    query = select(func.count()).select_from(message).where(message.c.group_id == name)
+    return bool(db.execute(query).scalar_one())
+
+
+def _first(into: dict[str, str], most: int = 100) -> Sequence[tuple[str, str]]:
+    return sorted(into.items())[:most]

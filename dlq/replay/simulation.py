@@ -1,0 +1,195 @@
+"""Simulation: the new handler runs on the dead letters, and nothing of it stays.
+
+Every message is handled in a transaction that is rolled back, with effects switched off, so
+that the outcome of a replay is known per kind of failure before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.orm import Session
+
+from holdfast.dlq.capture import capture
+from holdfast.dlq.replay.letters import messages
+from holdfast.dlq.rows import fingerprint_of
+from holdfast.effects import suppressed
+from holdfast.errors import ConfigurationError
+from holdfast.message import handling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.dlq.replay.handlers import Named
+    from holdfast.dlq.replay.manifest import Candidate
+    from holdfast.message import Message
+
+_CHUNK = 200  # messages per rolled-back transaction: on SQLite it holds the one write lock
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What would become of the messages of one fingerprint."""
+
+    fingerprint: str
+    passes: int = 0
+    fails_alike: int = 0
+    fails_anew: Counter[str] = field(default_factory=Counter)
+    """Failures of another kind, by fingerprint."""
+    example: str | None = None
+    effects: Counter[str] = field(default_factory=Counter)
+    """Effects that a real run would have had."""
+
+    @property
+    def count(self) -> int:
+        """How many messages were tried."""
+        return self.passes + self.fails
+
+    @property
+    def fails(self) -> int:
+        """How many would fail again."""
+        return self.fails_alike + sum(self.fails_anew.values())
+
+
+def simulate(
+    store: Engine,
+    letters: Sequence[Candidate],
+    handler: Named,
+    *,
+    database: Engine | None = None,
+    extras: Mapping[str, Any] | None = None,
+    observe: Callable[[int], Any] | None = None,
+) -> list[Prediction]:
+    """Return the prediction for each fingerprint in *letters*, the largest first.
+
+    *database* is where the handler's session works; *extras* are further arguments by name.
+    """
+    call = _Call(handler, extras or {})
+    if call.wants_session and database is None:
+        raise ConfigurationError(
+            f"{handler.name} wants a session: give the service's database, with --database"
+        )
+    predictions: dict[str, Prediction] = {}
+    done = 0
+    for chunk, found in _read(store, letters):
+        with _rolled_back(database) as connection:
+            for letter in chunk:
+                kind = letter.fingerprint or ""
+                prediction = predictions.setdefault(kind, Prediction(kind))
+                _try(call, found[letter.dlq_id], connection, letter, prediction)
+        done += len(chunk)
+        if observe is not None:
+            observe(done)
+    return sorted(predictions.values(), key=lambda one: (-one.count, one.fingerprint))
+
+
+class _Call:
+    """Calls the handler with what its signature asks for."""
+
+    def __init__(self, handler: Named, extras: Mapping[str, Any]) -> None:
+        self._handler = handler
+        self._extras = extras
+        parameters = list(inspect.signature(handler.function).parameters.values())
+        self._names = {p.name for p in parameters[1:]}
+        self.wants_session = "session" in self._names
+        missing = [
+            p.name
+            for p in parameters[1:]
+            if p.default is p.empty
+            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            and p.name not in {"session", "message", *extras}
+        ]
+        if missing:
+            raise ConfigurationError(
+                f"{handler.name} wants {', '.join(missing)}, which a simulation cannot give: "
+                "name a function of payload, session and message"
+            )
+
+    def __call__(self, message: Message, session: Session | None) -> None:
+        given = {"session": session, "message": message, **self._extras}
+        kwargs = {name: given[name] for name in self._names if name in given}
+        result = self._handler.function(self._handler.decode(message.payload), **kwargs)
+        if inspect.isawaitable(result):
+            asyncio.run(_awaited(result))
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+class _rolled_back:  # noqa: N801 - used as a function
+    """A transaction that leaves nothing, whatever the handler commits."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        self._connection = None if engine is None else engine.connect()
+
+    def __enter__(self) -> Connection | None:
+        if self._connection is not None:
+            self._connection.begin()
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.rollback()
+            self._connection.close()
+
+
+def _try(
+    call: _Call,
+    message: Message,
+    connection: Connection | None,
+    letter: Candidate,
+    prediction: Prediction,
+) -> None:
+    """Run the handler once, between savepoints, and note how it went."""
+    savepoint = None if connection is None else connection.begin_nested()
+    session = None
+    if connection is not None:
+        # The handler's own commit ends a savepoint, never the transaction outside.
+        session = Session(connection, join_transaction_mode="create_savepoint")
+    try:
+        with suppressed() as skipped, handling(message):
+            call(message, session)
+            if session is not None:
+                session.flush()
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001 - any end of the handler is an answer
+        _note(prediction, message, error, letter)
+        if savepoint is not None and savepoint.is_active:
+            savepoint.rollback()
+    else:
+        prediction.passes += 1
+        prediction.effects.update(skipped)
+        if session is not None:
+            session.commit()
+    finally:
+        if session is not None:
+            session.close()
+
+
+def _note(prediction: Prediction, message: Message, error: Exception, letter: Candidate) -> None:
+    failure = capture(message, error, group=letter.group, handler="simulated").failure
+    kind = fingerprint_of(failure).value
+    if kind == prediction.fingerprint:
+        prediction.fails_alike += 1
+    else:
+        prediction.fails_anew[kind] += 1
+    if prediction.example is None:
+        prediction.example = f"{failure.root.type}: {failure.root.text[:200]}"
+
+
+def _read(
+    store: Engine, letters: Sequence[Candidate]
+) -> Iterator[tuple[list[Candidate], dict[str, Message]]]:
+    for start in range(0, len(letters), _CHUNK):
+        chunk = list(letters[start : start + _CHUNK])
+        with store.connect() as db:
+            found = messages(db, [letter.dlq_id for letter in chunk])
+        yield [letter for letter in chunk if letter.dlq_id in found], found

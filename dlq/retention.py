@@ -1,0 +1,137 @@
+"""Retention: only what is closed expires, and open messages are warned about in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import and_, delete, func, or_, select
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.rows import CLOSED, PENDING
+from holdfast.dlq.schema import hour, message, revision
+from holdfast.dlq.tally import HOUR, fold
+from holdfast.dlq.transactions import committed
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+DAY = 86_400.0
+_BATCH = 500
+_HOURS_KEPT = 24 * 90
+
+
+def prune(
+    engine: Engine,
+    *,
+    older_than: float,
+    warrant: Warrant,
+    clock: Clock = SYSTEM_CLOCK,
+) -> int:
+    """Delete what was closed more than *older_than* seconds ago; return how many.
+
+    A message's own `expires_at` makes it leave sooner or later than that, but never before
+    it is closed. Each batch is a short transaction with its audit entry.
+    """
+    if older_than < 0:
+        raise ConfigurationError(f"older than {older_than:g} s: use 0 or more")
+    now = clock.now().timestamp()
+    fold(engine, clock=clock)
+    deleted = 0
+    while True:
+        gone = committed(
+            engine, lambda db: _prune_batch(db, now, older_than, warrant, clock), clock=clock
+        )
+        deleted += gone
+        if gone < _BATCH:
+            break
+    oldest = int(now // HOUR) - _HOURS_KEPT
+    committed(engine, lambda db: db.execute(delete(hour).where(hour.c.hour < oldest)), clock=clock)
+    return deleted
+
+
+def _prune_batch(
+    db: Connection, now: float, older_than: float, warrant: Warrant, clock: Clock
+) -> int:
+    over = or_(
+        and_(message.c.expires_at.is_(None), message.c.closed_at < now - older_than),
+        message.c.expires_at < now,
+    )
+    query = (
+        select(message.c.dlq_id)
+        .where(message.c.state.in_(CLOSED), over)
+        .order_by(message.c.dlq_id)
+        .limit(_BATCH)
+        .with_for_update()
+    )
+    ids = list(db.execute(query).scalars())
+    if ids:
+        db.execute(delete(revision).where(revision.c.dlq_id.in_(ids)))
+        db.execute(delete(message).where(message.c.dlq_id.in_(ids)))
+        detail = {"count": len(ids), "first": ids[0], "last": ids[-1]}
+        Audit(clock=clock).append(db, warrant, "prune", "closed messages", detail)
+    return len(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiring:
+    """Open dead letters of one topic that the broker will soon have deleted."""
+
+    topic: str
+    """The topic on which the original was."""
+    pending: int
+    oldest_seconds: float
+    retention_seconds: float
+
+    @property
+    def left_seconds(self) -> float:
+        """How long the oldest has left; negative when it is gone already."""
+        return self.retention_seconds - self.oldest_seconds
+
+    @property
+    def warning(self) -> str:
+        """What to tell the operator."""
+        left = self.left_seconds / 3600
+        when = "is due now" if left <= 0 else f"has {left:.1f} h left"
+        return (
+            f"{self.topic}: {self.pending} open dead letters near the retention of "
+            f"{self.retention_seconds / DAY:g} d, the oldest {when}: collect, replay or discard "
+            "them, or raise the retention"
+        )
+
+
+def expiring(
+    engine: Engine,
+    *,
+    retention: dict[str, float],
+    within: float = DAY,
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Expiring]:
+    """Return the topics whose open dead letters the broker's retention eats *within* that time.
+
+    *retention* holds seconds by topic; the topic `*` stands for all others. The store keeps
+    open messages for good: what goes is the broker's copy, the history around it, and
+    whatever was not collected yet.
+    """
+    now = clock.now().timestamp()
+    found = []
+    with engine.connect() as db:
+        query = select(message.c.topic, func.count(), func.min(message.c.event_at)).where(
+            message.c.state == PENDING
+        )
+        for topic, seconds in sorted(retention.items()):
+            others = [name for name in retention if name != "*"]
+            named = message.c.topic.not_in(others) if topic == "*" else message.c.topic == topic
+            old = message.c.event_at <= now - (seconds - within)
+            for name, count, first in db.execute(query.where(named, old).group_by(message.c.topic)):
+                found.append(
+                    Expiring(
+                        topic=name,
+                        pending=count,
+                        oldest_seconds=now - first,
+                        retention_seconds=seconds,
+                    )
+                )
+    return sorted(found, key=lambda one: one.left_seconds)

@@ -1,0 +1,84 @@
+"""Sibling analysis: many messages of a type failing at once point to a dependency, one to data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sqlalchemy import case, func, select
+
+from holdfast.dlq.schema import group, message
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+MANY = 10
+"""Failures of different keys within the window from which on data is an unlikely cause."""
+WINDOW = 300.0
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What failed near a problem, and what that says."""
+
+    same: int
+    """Messages of the group within the window."""
+    keys: int
+    """Different keys among them."""
+    others: int
+    """Messages of the same topic and consumer that failed in other ways."""
+    verdict: Literal["dependency", "data", "unclear"]
+    why: str
+
+
+def look_around(
+    db: Connection, group_id: str, *, now: float, window: float = WINDOW, handled: int | None = None
+) -> Around:
+    """Judge the group by what failed beside it in the *window* seconds before its last failure.
+
+    *handled* is how many messages of the topic succeeded meanwhile, if the caller knows.
+    """
+    own = db.execute(select(group).where(group.c.group_id == group_id)).mappings().first()
+    if own is None:
+        return judged(same=0, keys=0, others=0, handled=handled)
+    newest = select(func.max(message.c.last_failed_at)).where(message.c.group_id == group_id)
+    until = db.execute(newest).scalar() or now
+    recent = (
+        select(message.c.group_id, message.c.key_hash)
+        .where(
+            message.c.consumer_group == own["consumer_group"],
+            message.c.topic == own["topic"],
+            message.c.last_failed_at.between(until - window, until),
+        )
+        .limit(_MOST)
+        .subquery()
+    )
+    is_own = recent.c.group_id == group_id
+    row = db.execute(
+        select(
+            func.sum(case((is_own, 1), else_=0)),
+            func.count(func.distinct(case((is_own, recent.c.key_hash)))),
+            func.sum(case((is_own, 0), else_=1)),
+        )
+    ).one()
+    return judged(same=int(row[0] or 0), keys=int(row[1]), others=int(row[2] or 0), handled=handled)
+
+
+def judged(*, same: int, keys: int, others: int, handled: int | None = None) -> Around:
+    """Return what the numbers say."""
+    failed = same + others
+    if keys >= MANY and (handled is None or failed > handled):
+        why = f"{same} messages of {keys} keys failed alike at once"
+        return _around("dependency", why, same, keys, others)
+    if same and keys <= 1 and (others == 0 or (handled or 0) > failed):
+        passed = "" if handled is None else f" while {handled} passed"
+        return _around("data", f"one key alone failed like this{passed}", same, keys, others)
+    why = f"{same} of {keys} keys failed alike, {others} otherwise"
+    return _around("unclear", why, same, keys, others)
+
+
+def _around(
+    verdict: Literal["dependency", "data", "unclear"], why: str, same: int, keys: int, others: int
+) -> Around:
+    return Around(same=same, keys=keys, others=others, verdict=verdict, why=why)

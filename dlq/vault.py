@@ -1,0 +1,179 @@
+"""Field encryption with a key per data subject; forgetting the key erases the subject.
+
+Each subject has a random AES-256 key, wrapped by the master key and kept in the database.
+A sealed field is replaced by the text `sealed:v1:<base64>`; everything else of the payload
+stays readable. `forget` deletes the key: every copy of the fields, in the store, in topics,
+in backups of them, is noise from then on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from sqlalchemy import select, update
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.redaction import changed
+from holdfast.dlq.rows import cut
+from holdfast.dlq.schema import subject_key
+from holdfast.dlq.store import insert_ignoring
+from holdfast.dlq.transactions import committed
+from holdfast.errors import ConfigurationError
+from holdfast.extras import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
+
+MARK: Final = "sealed:v1:"
+MASKED: Final = "***"
+_NONCE = 12
+_KEY_BYTES = 32
+
+
+class Forgotten(ConfigurationError):
+    """The subject's key is gone: its fields cannot be read any more, by anybody."""
+
+
+class Vault:
+    """Seals and opens fields; the master key is 32 bytes from your secret store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        master: bytes,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if len(master) != _KEY_BYTES:
+            raise ConfigurationError(
+                f"the master key has {len(master)} bytes: give 32 random ones, e.g. from "
+                'python -c "import os; print(os.urandom(32).hex())"'
+            )
+        self._aead = driver("cryptography.hazmat.primitives.ciphers.aead", extra="crypto")
+        self._engine = engine
+        self._master = self._aead.AESGCM(master)
+        self._clock = clock
+        self._entropy = entropy
+
+    def seal(
+        self, payload: bytes | None, paths: tuple[str, ...], subject: str
+    ) -> tuple[bytes | None, tuple[str, ...]]:
+        """Return *payload* with the fields at *paths* encrypted, and where they are."""
+        if payload is None:
+            return payload, ()
+        key: list[Any] = []
+
+        def hide(value: Any) -> str:
+            if not key:
+                key.append(self._aead.AESGCM(self._key_for(subject)))
+            nonce = self._entropy(_NONCE)
+            text = key[0].encrypt(nonce, msgspec.json.encode(value), subject.encode())
+            return MARK + b64encode(nonce + text).decode()
+
+        return changed(payload, paths, hide)
+
+    def seal_or_remove(
+        self, payload: bytes | None, paths: tuple[str, ...], subject: str
+    ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
+        """Return *payload* with the fields sealed, or removed if the subject was forgotten."""
+        try:
+            return *self.seal(payload, paths, subject), ()
+        except Forgotten:
+            bare, gone = changed(payload, paths, lambda _: MASKED)
+            return bare, (), gone
+
+    def open(self, payload: bytes | None, paths: tuple[str, ...], subject: str) -> bytes | None:
+        """Return *payload* with the sealed fields at *paths* readable again, for a replay.
+
+        `Forgotten` when the subject's key is gone.
+        """
+        if payload is None or not paths:
+            return payload
+        key = self._aead.AESGCM(self._known_key(subject))
+
+        def show(value: Any) -> Any:
+            if not isinstance(value, str) or not value.startswith(MARK):
+                return value
+            packed = b64decode(value[len(MARK) :])
+            return msgspec.json.decode(self._decrypted(key, packed, subject))
+
+        return changed(payload, paths, show)[0]
+
+    def forget(self, subject: str, warrant: Warrant) -> bool:
+        """Delete the key of *subject*; return whether there was one."""
+        return forget(self._engine, subject, warrant, clock=self._clock)
+
+    def _key_for(self, subject: str) -> bytes:
+        """Return the key of *subject*, made now if it has none."""
+        row = self._row(subject)
+        if row is None:
+            own = self._entropy(_KEY_BYTES)
+            nonce = self._entropy(_NONCE)
+            values = {
+                "subject": cut(subject),
+                "wrapped": nonce + self._master.encrypt(nonce, own, subject.encode()),
+                "made_at": self._clock.now().timestamp(),
+                "forgotten_at": None,
+            }
+            committed(
+                self._engine,
+                lambda db: db.execute(insert_ignoring(db, subject_key), values).rowcount,
+                clock=self._clock,
+            )
+        return self._known_key(subject)
+
+    def _known_key(self, subject: str) -> bytes:
+        row = self._row(subject)
+        if row is None:
+            raise ConfigurationError(f"subject {subject!r} has no key in this database")
+        if row.wrapped is None:
+            raise Forgotten(
+                "the subject was forgotten: its fields are gone; discard the message, or edit it"
+            )
+        return self._decrypted(self._master, bytes(row.wrapped), subject)
+
+    def _decrypted(self, key: Any, packed: bytes, subject: str) -> bytes:
+        wrong = driver("cryptography.exceptions", extra="crypto").InvalidTag
+        try:
+            text: bytes = key.decrypt(packed[:_NONCE], packed[_NONCE:], subject.encode())
+        except wrong as error:
+            raise ConfigurationError(
+                "this is not the master key, or not the subject, that the field was sealed with"
+            ) from error
+        return text
+
+    def _row(self, subject: str) -> Any:
+        with self._engine.connect() as db:
+            query = select(subject_key).where(subject_key.c.subject == cut(subject))
+            return db.execute(query).first()
+
+
+def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Delete the key of *subject*, with an audit entry; return whether there was one.
+
+    Needs no master key. The entry holds a digest of the subject, not its name.
+    """
+
+    def work(db: Connection) -> bool:
+        where = (subject_key.c.subject == cut(subject), subject_key.c.forgotten_at.is_(None))
+        now = clock.now().timestamp()
+        found = update(subject_key).where(*where).values(wrapped=None, forgotten_at=now)
+        gone = db.execute(found).rowcount == 1
+        digest = hashlib.sha256(subject.encode()).hexdigest()
+        Audit(clock=clock).append(db, warrant, "forget", digest, {"found": gone})
+        return gone
+
+    return committed(engine, work, clock=clock)
+
+
+def masked(payload: bytes | None, paths: tuple[str, ...]) -> bytes | None:
+    """Return *payload* as people may see it: sealed fields show stars. Never send this on."""
+    return changed(payload, paths, lambda _: MASKED)[0]

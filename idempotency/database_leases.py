@@ -1,0 +1,101 @@
+"""Leases in the database, beside the inbox that remembers what was handled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.idempotency.claim import Wanted, claim, keep_result, known
+from holdfast.idempotency.inbox import Inbox
+from holdfast.idempotency.keys import consumer_key
+from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost
+from holdfast.idempotency.transactions import transact
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.orm import Session
+
+
+class DatabaseLeases:
+    """A `LeaseStore` in the tables of the inbox; expiry is by the database's clock.
+
+    A lease is taken in a transaction of its own, before the handler runs. Its end may join
+    the handler's transaction: then what the handler wrote commits only if the lease is
+    still ours.
+    """
+
+    def __init__(
+        self, engine: Engine, *, inbox: Inbox | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._engine = engine
+        self._inbox = Inbox() if inbox is None else inbox
+        self._clock = clock
+        self._sql = statements("holdfast.idempotency", engine.dialect.name)
+
+    def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
+        """Take the message unless it is handled or another's lease lasts."""
+        key = {"consumer": consumer_key(consumer), "message": wanted.key}
+
+        def work(db: Connection) -> Lease | Handled:
+            self._inbox.enter(db, consumer)
+            row = self._locked(db, key)
+            # Looked for under the lock: who completes deletes the lease in the same breath.
+            before = known(db, consumer, wanted)
+            if before is not None:
+                db.execute(self._sql["lease_end"], {**key, "token": row.token})
+                if before.conflict is not None:
+                    raise before.conflict
+                return Handled(result=before.result)
+            if row.remaining > 0:
+                raise InProgress(consumer, wanted.id, float(row.remaining))
+            db.execute(self._sql["lease_take"], {**key, "seconds": seconds})
+            token = db.execute(self._sql["lease_look"], key).one().token
+            return Lease(consumer=consumer, wanted=wanted, token=token, seconds=seconds)
+
+        return transact(self._engine, work, clock=self._clock)
+
+    def _locked(self, db: Connection, key: dict[str, Any]) -> Any:
+        """Return the row of the lease, made if it is missing, locked until the commit."""
+        while (row := db.execute(self._sql["lease_look"], key).one_or_none()) is None:
+            # A rival that completes may delete the row again before we have locked it.
+            db.execute(self._sql["lease_seed"], key)
+        return row
+
+    def renew(self, lease: Lease) -> bool:
+        """Make *lease* last from now; False if another has taken over."""
+        values = {**_key(lease), "seconds": lease.seconds}
+        done = transact(
+            self._engine, lambda db: db.execute(self._sql["lease_renew"], values).rowcount
+        )
+        return bool(done == 1)
+
+    def complete(
+        self,
+        lease: Lease,
+        result: bytes | None,
+        *,
+        connection: Connection | Session | None = None,
+    ) -> None:
+        """Remember the message as handled, in the transaction of *connection* if there is one."""
+
+        def work(db: Any) -> None:
+            if db.execute(self._sql["lease_end"], _key(lease)).rowcount != 1:
+                raise LeaseLost(lease.consumer, lease.wanted.id)
+            claim(db, lease.consumer, [lease.wanted])
+            if result is not None:
+                keep_result(db, lease.consumer, lease.wanted.key, result)
+
+        if connection is None:
+            transact(self._engine, work, clock=self._clock)
+        else:
+            work(connection)
+
+    def free(self, lease: Lease) -> None:
+        """Let the next attempt begin at once; the token is kept, so it goes on growing."""
+        transact(self._engine, lambda db: db.execute(self._sql["lease_free"], _key(lease)))
+
+
+def _key(lease: Lease) -> dict[str, Any]:
+    number = consumer_key(lease.consumer)
+    return {"consumer": number, "message": lease.wanted.key, "token": lease.token}

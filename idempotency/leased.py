@@ -1,0 +1,189 @@
+"""`@idempotent(lease=…)`: for handlers whose effect is outside the database."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.database_leases import DatabaseLeases
+from holdfast.idempotency.lease import Handled, Heartbeat, Lease, LeaseStore
+from holdfast.idempotency.results import Results
+from holdfast.idempotency.subject import Subject
+from holdfast.idempotency.window import as_text
+from holdfast.layer import Call, Done, Layer, Stage
+from holdfast.plan import Handler, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.idempotency.inbox import Inbox
+
+log = logging.getLogger("holdfast.idempotency")
+
+COMMITTING = "holdfast.committing"
+"""Where a call keeps what is to be done on the connection right before its commit."""
+
+HEARTBEAT = Heartbeat()
+
+
+class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a function is leased."""
+
+    seconds: float
+    inbox: Inbox
+    store: LeaseStore | None = None
+    key: Any = None
+    keep_result: bool = False
+
+
+class _Held(msgspec.Struct):
+    """The lease of one call."""
+
+    lease: Lease
+    is_complete: bool = False
+
+
+class Leased(Layer):
+    """Takes the message before the attempt, and remembers it as handled after.
+
+    Two workers never run it at once while the lease is kept up by its heartbeat. A crash in
+    the middle lets it run again: the other side must know the idempotency key, for no
+    database can undo what happened outside. The end of a worker that lost its lease is
+    refused, together with all that it wrote in its transaction.
+    """
+
+    stage: ClassVar[Stage] = Stage.ATTEMPT
+    label: ClassVar[str] = "@idempotent"
+
+    def __init__(self, settings: LeaseSettings, *, heartbeat: Heartbeat = HEARTBEAT) -> None:
+        self.settings = settings
+        self._heartbeat = heartbeat
+        self._store = settings.store
+        self.subject: Subject | None = None
+        self._results: Results | None = None
+
+    def __call__(self, function: Callable[..., Any]) -> Handler:
+        """Wrap *function*; each one gets a layer of its own that knows it."""
+        inner = function.plan.function if isinstance(function, Handler) else function
+        return wrap(self._for(Subject(inner, self.settings.key), Results(inner)), function)
+
+    def bind_database(self, engine: Engine) -> Leased:
+        """Return this layer with its leases in *engine*, unless it has a store of its own."""
+        if self._store is not None:
+            return self
+        bound = self._for(self.subject, self._results)
+        bound._store = DatabaseLeases(engine, inbox=self.settings.inbox)
+        return bound
+
+    def describe(self) -> str:
+        """Say how long a lease lasts."""
+        return f"one worker at a time, leased for {as_text(self.settings.seconds)}"
+
+    def enter(self, call: Call) -> Done | None:
+        """Take the lease, or end the run if the message was handled before."""
+        subject, store = self._about, self._lease_store()
+        session = subject.find_session(call)
+        if _would_wait_for_itself(session):
+            raise ConfigurationError(
+                f"{subject.name} holds SQLite's one write lock when its lease is to be taken: "
+                "call it before the session has begun"
+            )
+        wanted = subject.wanted(call)
+        taken = store.take(subject.consumer(call), wanted, self.settings.seconds)
+        if isinstance(taken, Handled):
+            call.duplicate = True
+            keeps = self.settings.keep_result and self._results is not None
+            return Done(self._results.decode(taken.result) if keeps and self._results else None)
+        call.notes[self] = held = _Held(taken)
+        if isinstance(store, DatabaseLeases):
+            # The handler's transaction, if it has one, ends the lease with its own commit.
+            call.notes.setdefault(COMMITTING, []).append(
+                functools.partial(self._join, call, held, store)
+            )
+        self._heartbeat.keep(taken, store.renew)
+        return None
+
+    def leave(self, call: Call) -> None:
+        """Remember the message as handled, if the handler's transaction has not done so."""
+        held: _Held | None = call.notes.pop(self, None)
+        if held is None:
+            return
+        self._heartbeat.drop(held.lease)
+        if held.is_complete:
+            return
+        store, session = self._lease_store(), self._about.find_session(call)
+        is_plain = session is not None and not hasattr(session, "run_sync")
+        if isinstance(store, DatabaseLeases) and is_plain:
+            # A function that stands alone with a session: its commit ends the lease too.
+            store.complete(held.lease, self._result(call), connection=session)
+        else:
+            store.complete(held.lease, self._result(call))
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Give the lease back, so that the next attempt need not wait for its end."""
+        held: _Held | None = call.notes.pop(self, None)
+        if held is None:
+            return
+        self._heartbeat.drop(held.lease)
+        try:
+            self._lease_store().free(held.lease)
+        except Exception as other:  # noqa: BLE001 - the lease ends by itself; *error* goes on
+            log.warning("lease on %s was not given back: %r", held.lease.wanted.id, other)
+
+    async def enter_async(self, call: Call) -> Done | None:
+        """Take the lease without blocking the event loop."""
+        return await asyncio.to_thread(self.enter, call)
+
+    async def leave_async(self, call: Call) -> None:
+        """End the lease in a thread, to the end even if the task is cancelled meanwhile."""
+        await asyncio.shield(asyncio.to_thread(self.leave, call))
+
+    async def fail_async(self, call: Call, error: BaseException) -> None:
+        """Give the lease back in a thread."""
+        await asyncio.shield(asyncio.to_thread(self.fail, call, error))
+
+    def _join(self, call: Call, held: _Held, store: DatabaseLeases, connection: Any) -> None:
+        if call.notes.get(self) is held and not held.is_complete:
+            store.complete(held.lease, self._result(call), connection=connection)
+            held.is_complete = True
+
+    def _result(self, call: Call) -> bytes | None:
+        keeps = self.settings.keep_result and self._results is not None
+        return self._results.encode(call.result) if keeps and self._results else None
+
+    def _for(self, subject: Subject | None, results: Results | None) -> Leased:
+        own = Leased(self.settings, heartbeat=self._heartbeat)
+        own.subject, own._results = subject, results
+        return own
+
+    @property
+    def _about(self) -> Subject:
+        if self.subject is None:
+            raise RuntimeError("@idempotent was put into a plan without decorating a function")
+        return self.subject
+
+    def _lease_store(self) -> LeaseStore:
+        if self._store is None:
+            raise ConfigurationError(
+                f"@idempotent(lease=…) on {self._about.name} has no place for its leases: give "
+                "store=DatabaseLeases(engine) or store=RedisInbox(url), or register it with "
+                "Consumer(..., database=...)"
+            )
+        return self._store
+
+
+def _would_wait_for_itself(session: Any) -> bool:
+    if session is None or hasattr(session, "run_sync") or not session.in_transaction():
+        return False
+    bind = session.get_bind() if hasattr(session, "get_bind") else session
+    if bind.dialect.name != "sqlite":
+        return False
+    # A session that was only told to begin has no connection yet.
+    return bool(getattr(session.get_transaction(), "_connections", True))

@@ -1,0 +1,176 @@
+"""Groups show problems; their figures are exact however the changes were folded."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.dlq import StoreHome, close
+from holdfast.dlq.audit import Warrant, entries, verify
+from holdfast.dlq.capture import Origin
+from holdfast.dlq.groups import Groups, NoSuchGroup, StillOpen, Which
+from holdfast.dlq.schema import change
+from holdfast.dlq.stats import stats
+from holdfast.dlq.tally import fold
+from holdfast.errors import ConfigurationError
+from holdfast.headers import Headers
+from holdfast.testing import VirtualClock
+from tests.dead_letters import KINDS, count, emptied, failed, letter, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+WARRANT = Warrant(actor="ada", reason="OPS-1")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Open a database of each kind."""
+    made = opened(request, tmp_path_factory.mktemp("groups"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def engine(database: Engine) -> Engine:
+    """Return the database, empty."""
+    return emptied(database)
+
+
+def test_problems_are_listed_not_messages(engine: Engine) -> None:
+    """Three causes on many messages are three groups, the largest first."""
+    home = StoreHome(engine)
+    origin = Origin(service_version="1.4.1", tenant="tenant")
+    for number in range(9):
+        error = [ValueError("a"), KeyError("b"), TypeError("c")][min(number // 2, 2)]
+        headers = Headers({"tenant": f"t{number % 2}"})
+        home.put(letter(number, failed(error), origin=origin, headers=headers))
+    for _ in range(2):
+        groups = Groups(engine).listed()
+        assert [one.pending for one in groups] == [5, 2, 2]
+        assert groups[0].error_type == "TypeError"
+        first = groups[0]
+        assert (first.keys, first.tenants, first.versions) == (5, 2, ("1.4.1",))
+        assert sum(first.trend) == 5
+        assert first.hints["by"] == "stack"
+        assert first.state == "new"
+        fold(engine)  # and once more, folded
+    assert count(engine, change) == 0
+
+
+def test_stats_say_the_same_before_and_after_a_fold(engine: Engine) -> None:
+    """The figures do not depend on housekeeping."""
+    home = StoreHome(engine)
+    letters = [letter(number) for number in range(6)]
+    letters += [letter(9, topic="other")]
+    home.put_all(letters)
+    with engine.begin() as db:
+        close(db, [letters[0].dlq_id], "confirmed", actor="holdfast", reason="replayed")
+        close(db, [letters[1].dlq_id], "parked", actor="ada", reason="later")
+    before = stats(engine)
+    fold(engine)
+    after = stats(engine)
+    for seen in (before, after):
+        assert (seen.pending, seen.confirmed, seen.parked, seen.discarded) == (5, 1, 1, 0)
+        assert seen.by_topic == {"orders": 4, "other": 1}
+        assert sum(seen.inflow) == 7
+        assert sum(seen.outflow) == 2
+        assert seen.oldest_seconds is not None
+        assert seen.new_today == 2
+
+
+def test_folds_at_the_same_time_count_once(engine: Engine) -> None:
+    """Folders and writers at work together leave exact figures."""
+    home = StoreHome(engine)
+    errors: list[BaseException] = []
+
+    def run(task: object) -> None:
+        try:
+            task()  # type: ignore[operator]
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    def write(first: int) -> None:
+        for number in range(first, first + 20):
+            home.put(letter(number))
+
+    tasks = [lambda: [fold(engine) for _ in range(6)]] * 2
+    tasks += [lambda: write(0), lambda: write(100)]  # type: ignore[list-item]
+    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert Groups(engine).listed()[0].pending == 40
+    fold(engine)
+    assert Groups(engine).listed()[0].pending == 40
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_group_closes_by_itself_and_comes_back_as_regressed(engine: Engine, folded: bool) -> None:
+    """It is resolved when the last message is closed, not before; a recurrence reopens it."""
+    home, groups, clock = StoreHome(engine), Groups(engine), VirtualClock()
+    letters = [letter(number, clock=clock) for number in range(2)]
+    home.put_all(letters)
+    name = groups.listed()[0].group_id
+
+    def closed(one: int) -> None:
+        with engine.begin() as db:
+            close(db, [letters[one].dlq_id], "discarded", actor="ada", reason="test data")
+        if folded:
+            fold(engine)
+
+    closed(0)
+    assert groups.find(name).state == "new"
+    with pytest.raises(StillOpen, match="1 pending"):
+        groups.resolve(name, WARRANT)
+    closed(1)
+    assert groups.find(name).state == "resolved"
+    assert groups.listed() == []
+    fold(engine)
+    home.put(letter(7, clock=clock))
+    if folded:
+        fold(engine)
+    back = groups.listed()[0]
+    assert (back.group_id, back.state, back.pending) == (name, "regressed", 1)
+
+
+def test_what_was_said_about_a_group_is_kept_and_audited(engine: Engine) -> None:
+    """Owner, note and mute stand with the group; the mute ends by itself."""
+    clock = VirtualClock()
+    groups = Groups(engine, clock=clock)
+    StoreHome(engine, clock=clock).put(letter(clock=clock))
+    name = groups.listed()[0].group_id
+    assert groups.acknowledge(name[:6], WARRANT, owner="bob").owner == "bob"
+    assert groups.annotate(name, WARRANT, note="bad deploy").note == "bad deploy"
+    until = clock.now() + timedelta(hours=1)
+    assert groups.mute(name, WARRANT, until=until).state == "muted"
+    clock.advance(3601)
+    assert groups.find(name).state == "new"
+    with engine.connect() as db:
+        assert [e.action for e in entries(db)] == ["mute", "note", "acknowledge"]
+        assert verify(db).is_whole
+    with pytest.raises(ConfigurationError, match="to come"):
+        groups.mute(name, WARRANT, until=clock.now() - timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("name", ["", "zz", "%", "_", "../x"])
+def test_a_group_that_is_not_there_is_named(engine: Engine, name: str) -> None:
+    """The error says where to look; wildcards match nothing."""
+    StoreHome(engine).put(letter())
+    with pytest.raises(NoSuchGroup, match="holdfast dlq groups"):
+        Groups(engine).find(name)
+
+
+def test_an_unknown_state_is_refused() -> None:
+    """The error lists the states."""
+    with pytest.raises(ConfigurationError, match="acknowledged"):
+        Which(states=("gone",))

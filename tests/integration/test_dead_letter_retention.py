@@ -1,0 +1,84 @@
+"""Only closed messages expire; open ones are warned about before the broker eats them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.dlq import Origin, StoreHome, close
+from holdfast.dlq.audit import Warrant, entries, verify
+from holdfast.dlq.groups import Groups, Which
+from holdfast.dlq.retention import DAY, expiring, prune
+from holdfast.dlq.schema import message
+from holdfast.errors import ConfigurationError
+from holdfast.testing import VirtualClock
+from tests.dead_letters import KINDS, count, emptied, letter, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+WARRANT = Warrant(actor="ada", reason="retention")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Open a database of each kind."""
+    made = opened(request, tmp_path_factory.mktemp("retention"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def engine(database: Engine) -> Engine:
+    """Return the database, empty."""
+    return emptied(database)
+
+
+def test_open_messages_never_expire(engine: Engine) -> None:
+    """However old they are; closed ones go, with an entry, and the figures stay."""
+    clock = VirtualClock()
+    home = StoreHome(engine, clock=clock)
+    letters = [letter(n, clock=clock, origin=Origin(retention=1.0)) for n in range(3)]
+    letters += [letter(n, clock=clock) for n in range(3, 6)]
+    home.put_all(letters)
+    with engine.begin() as db:
+        for one in (letters[0], letters[3]):
+            close(db, [one.dlq_id], "discarded", actor="ada", reason="x", clock=clock)
+    clock.advance(10)
+    assert prune(engine, older_than=DAY, warrant=WARRANT, clock=clock) == 1  # its own expiry
+    clock.advance(40 * DAY)
+    assert prune(engine, older_than=DAY, warrant=WARRANT, clock=clock) == 1
+    assert prune(engine, older_than=0, warrant=WARRANT, clock=clock) == 0
+    assert count(engine, message) == 4
+    (seen,) = Groups(engine, clock=clock).listed(Which())
+    assert (seen.pending, seen.discarded, seen.total) == (4, 2, 6)
+    with engine.connect() as db:
+        assert [entry.action for entry in entries(db)] == ["prune", "prune"]
+        assert verify(db).is_whole
+
+
+def test_a_warning_comes_before_the_brokers_retention(engine: Engine) -> None:
+    """By topic, the most urgent first; resolved messages need none."""
+    clock = VirtualClock()
+    home = StoreHome(engine, clock=clock)
+    home.put_all([letter(1, clock=clock), letter(2, topic="other", clock=clock)])
+    retention = {"orders": 7 * DAY, "*": 30 * DAY}
+    clock.advance(6.5 * DAY)
+    (warned,) = expiring(engine, retention=retention, clock=clock)
+    assert (warned.topic, warned.pending) == ("orders", 1)
+    assert 0 < warned.left_seconds < DAY
+    assert "collect, replay or discard" in warned.warning
+    with engine.begin() as db:
+        close(db, [letter(1).dlq_id], "parked", actor="ada", reason="later")
+    assert expiring(engine, retention=retention, clock=clock) == []
+
+
+def test_a_negative_age_is_refused(engine: Engine) -> None:
+    """It would delete what is closed in the future."""
+    with pytest.raises(ConfigurationError, match="0 or more"):
+        prune(engine, older_than=-1, warrant=WARRANT)

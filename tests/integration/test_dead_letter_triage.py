@@ -1,0 +1,244 @@
+"""Triage holds, retries or alerts by rules; alerts are told once, and regrouping is mapped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import select, update
+
+from holdfast.backoff import Backoff, Jitter
+from holdfast.dlq import StoreHome, close, rules
+from holdfast.dlq.alerts import Alerts
+from holdfast.dlq.audit import Warrant, entries
+from holdfast.dlq.groups import Groups
+from holdfast.dlq.hooks import Command, Webhook
+from holdfast.dlq.regrouping import moves, regroup
+from holdfast.dlq.rows import fingerprint_of
+from holdfast.dlq.schema import message
+from holdfast.dlq.siblings import judged, look_around
+from holdfast.dlq.tally import fold
+from holdfast.dlq.triage import Rule, Triage, Verdict
+from holdfast.errors import ConfigurationError, DecodeFailed, Transient
+from holdfast.testing import VirtualClock
+from tests.dead_letters import KINDS, emptied, letter, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+WARRANT = Warrant(actor="ada", reason="OPS-1")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Open a database of each kind."""
+    made = opened(request, tmp_path_factory.mktemp("triage"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def engine(database: Engine) -> Engine:
+    """Return the database, empty."""
+    return emptied(database)
+
+
+def row(engine: Engine, dlq_id: str) -> Any:
+    """Return the stored row."""
+    with engine.connect() as db:
+        return db.execute(select(message).where(message.c.dlq_id == dlq_id)).mappings().one()
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (DecodeFailed("bad", "byte 3"), Verdict.CODE),
+        (DecodeFailed("bad", "$.total"), Verdict.DATA),
+        (TimeoutError("slow"), Verdict.RETRY),
+        (ConnectionResetError("gone"), Verdict.RETRY),
+        (NameError("x"), Verdict.CODE),
+        (KeyError("x"), Verdict.CODE),
+        (RuntimeError("?"), Verdict.ALERT),
+    ],
+)
+def test_the_built_in_rules(engine: Engine, error: BaseException, verdict: Verdict) -> None:
+    """Schema waits for code, validation for data, outages are retried, the unknown alerts."""
+    put = letter(error=error)
+    StoreHome(engine).put(put)
+    stored = row(engine, put.dlq_id)
+    assert stored["verdict"] == verdict.value
+    assert (stored["due_at"] is not None) == (verdict is Verdict.RETRY)
+
+
+def test_automatic_retries_come_later_and_later_and_end(engine: Engine) -> None:
+    """Each failure sets the next one further away; after the last it is an alert."""
+    clock = VirtualClock()
+    delays = Backoff(first=60, ceiling=1000, factor=2, attempts=3, jitter=Jitter.NONE)
+    home = StoreHome(engine, clock=clock, triage=Triage(delays=delays))
+    waits = []
+    for _ in range(3):
+        put = letter(error=TimeoutError("slow"), clock=clock)
+        home.put(put)
+        stored = row(engine, put.dlq_id)
+        due = stored["due_at"]
+        waits.append(None if due is None else round(due - clock.now().timestamp()))
+        with engine.begin() as db:  # as the sender of due messages does
+            sent = {"due_at": None, "retries": message.c.retries + 1}
+            db.execute(update(message).values(**sent))
+        clock.advance(2000)
+    assert waits == [60, 120, None]
+    assert row(engine, put.dlq_id)["verdict"] == Verdict.ALERT.value
+
+
+def test_rules_of_the_user_come_first_and_a_broken_one_is_skipped(engine: Engine) -> None:
+    """A rule that raises does not lose the letter."""
+    declined = Rule("declined", lambda case: "declined" in case.error_text, Verdict.DATA)
+    broken = Rule("broken", lambda case: case.nonsense, Verdict.CODE)  # type: ignore[attr-defined]
+    home = StoreHome(engine, triage=Triage(rules=[broken, declined]))
+    put = letter(error=RuntimeError("card declined"))
+    home.put(put)
+    assert row(engine, put.dlq_id)["verdict"] == Verdict.DATA.value
+    with pytest.raises(ConfigurationError, match="predicate"):
+        Rule("bad", "x", Verdict.CODE)  # type: ignore[arg-type]
+
+
+class Ear:
+    """A hook that remembers, and fails as often as told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self._failures = failures
+
+    def tell(self, alert: dict[str, Any]) -> None:
+        """Take *alert*, or fail."""
+        if self._failures:
+            self._failures -= 1
+            raise Transient("deaf")
+        self.heard.append(alert)
+
+
+def test_an_unknown_problem_is_told_once_and_again_when_it_returns(engine: Engine) -> None:
+    """Not per message; a failed hook is asked again; known problems are quiet."""
+    clock = VirtualClock()
+    home, ear = StoreHome(engine, clock=clock), Ear(failures=1)
+    letters = [letter(n, RuntimeError("odd"), clock=clock) for n in range(3)]
+    home.put_all([*letters, letter(9, TimeoutError("slow"), clock=clock)])
+    alerts = Alerts(engine, [ear], clock=clock)
+    assert [alerts.run_once() for _ in range(3)] == [0, 1, 0]
+    (alert,) = ear.heard
+    assert alert["pending"] == 3
+    assert "payload" not in json.dumps(alert)
+    with engine.begin() as db:
+        ids = [one.dlq_id for one in letters]
+        close(db, ids, "discarded", actor="ada", reason="x", clock=clock)
+    fold(engine)
+    home.put(letter(5, RuntimeError("odd"), clock=clock))
+    assert alerts.run_once() == 1
+    assert ear.heard[1]["state"] == "regressed"
+
+
+def test_an_acknowledged_problem_is_quiet(engine: Engine) -> None:
+    """Somebody looks after it already."""
+    StoreHome(engine).put(letter(1, RuntimeError("odd")))
+    groups = Groups(engine)
+    groups.acknowledge(groups.listed()[0].group_id, WARRANT)
+    assert Alerts(engine, [Ear()]).run_once() == 0
+
+
+def test_many_failing_at_once_point_to_a_dependency_and_one_to_data(engine: Engine) -> None:
+    """By keys within the window, not by the size of the group."""
+    home = StoreHome(engine)
+    home.put_all([letter(n, RuntimeError("down")) for n in range(12)])
+    home.put(letter(99, RuntimeError("other"), topic="lonely"))
+    with engine.connect() as db:
+        found = {
+            one.topic: look_around(db, one.group_id, now=0.0).verdict
+            for one in Groups(engine).listed()
+        }
+    assert found == {"orders": "dependency", "lonely": "data"}
+    assert judged(same=3, keys=3, others=2).verdict == "unclear"
+    assert judged(same=12, keys=12, others=0, handled=5000).verdict == "unclear"
+
+
+def coarse(failure: Any) -> rules.Fingerprint:
+    """Return another algorithm's fingerprint: by stage alone."""
+    found = fingerprint_of(failure)
+    text = f"v9 {failure.stage.value}"
+    return found._replace(value=text.ljust(64, "0"), text=text, algorithm="v9")
+
+
+def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
+    """Messages, figures, owner and note move; the old groups rest; a second run does nothing."""
+    home, groups = StoreHome(engine), Groups(engine)
+    home.put_all([letter(n, RuntimeError("odd")) for n in range(3)])
+    closed = letter(7, KeyError("x"))
+    home.put_all([letter(n, KeyError("x")) for n in range(5, 7)] + [closed])
+    with engine.begin() as db:
+        close(db, [closed.dlq_id], "discarded", actor="ada", reason="x")
+    old = {one.group_id for one in groups.listed()}
+    groups.acknowledge(next(iter(old)), WARRANT, owner="bob")
+    moved = regroup(engine, WARRANT, fingerprint=coarse)
+    assert sum(moved.values()) == 6
+    assert {pair[0] for pair in moved} == old
+    (one,) = groups.listed()
+    assert (one.pending, one.total, one.discarded) == (5, 6, 1)
+    assert (one.algorithm, one.owner) == ("v9", "bob")
+    with engine.connect() as db:
+        assert sum(count for _, _, count in moves(db)) == 6
+        assert entries(db)[0].action == "regroup"
+    assert regroup(engine, WARRANT, fingerprint=coarse) == {}
+
+
+def test_a_webhook_gets_the_alert_as_json() -> None:
+    """A refusal is told as such, without the secret of the URL."""
+    bodies: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(204 if self.path == "/ok" else 500)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Stay quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        base = f"http://127.0.0.1:{server.server_port}"
+        Webhook(f"{base}/ok").tell({"group": "7f3a"})
+        with pytest.raises(Transient, match="did not take") as info:
+            Webhook(f"{base}/no?token=hush").tell({})
+        assert "hush" not in str(info.value)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert json.loads(bodies[0]) == {"group": "7f3a"}
+    with pytest.raises(ConfigurationError, match="http"):
+        Webhook("file:///etc/passwd")
+
+
+def test_a_command_gets_the_alert_on_its_input_and_no_shell(tmp_path: Path) -> None:
+    """Hostile text stays text."""
+    target = tmp_path / "out"
+    program = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+    hostile = "$(touch pwned); `rm -rf /`\n"
+    Command([sys.executable, "-c", program, str(target)]).tell({"title": hostile})
+    assert json.loads(target.read_text())["title"] == hostile
+    with pytest.raises(Transient, match="ended with 3"):
+        Command([sys.executable, "-c", "raise SystemExit(3)"]).tell({})
+    with pytest.raises(Transient, match="did not take"):
+        Command(["/nowhere/at/all"]).tell({})
+    with pytest.raises(ConfigurationError, match="as a list"):
+        Command("rm -rf /")

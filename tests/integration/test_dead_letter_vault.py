@@ -1,0 +1,138 @@
+"""Fields of a data subject are readable with its key only, and erased with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.dlq import Origin, StoreHome
+from holdfast.dlq.audit import Warrant, entries, verify
+from holdfast.dlq.restoring import NotReplayable, restored
+from holdfast.dlq.vault import Forgotten, Vault, masked
+from holdfast.errors import ConfigurationError, MissingExtra
+from tests.dead_letters import KINDS, emptied, letter, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+BODY = b'{"customer": "c-1", "name": "Ada", "cards": [{"pan": "4111"}], "n": 1}'
+FIELDS = ("name", "cards.*.pan")
+WARRANT = Warrant(actor="dpo", reason="erasure request 7")
+MASTER = bytes(range(32))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Open a database of each kind."""
+    made = opened(request, tmp_path_factory.mktemp("vault"))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def vault(database: Engine) -> Vault:
+    """Return a vault in an empty database."""
+    return Vault(emptied(database), MASTER)
+
+
+def origin(vault: Vault) -> Origin:
+    """Return what seals the fields."""
+    return Origin(vault=vault, fields=FIELDS, subject="$.customer")
+
+
+def test_sealed_fields_are_stored_unreadable_and_replayed_as_they_were(
+    vault: Vault, database: Engine
+) -> None:
+    """People see stars, the handler gets the original values."""
+    home = StoreHome(database)
+    put = letter(payload=BODY, origin=origin(vault))
+    home.put(put)
+    stored = home.get(put.dlq_id)
+    assert stored is not None
+    kept = stored.message.payload or b""
+    assert b"Ada" not in kept
+    assert b"4111" not in kept
+    assert b'"n":1' in kept
+    assert stored.governance.sealed == ("name", "cards.0.pan")
+    shown = masked(stored.message.payload, stored.governance.sealed) or b""
+    assert shown.count(b"***") == 2
+    assert b"sealed" not in shown
+    back = restored(stored, vault)
+    assert back.payload == BODY.replace(b": ", b":").replace(b", ", b",")
+    with pytest.raises(NotReplayable, match="master key"):
+        restored(stored)
+
+
+def test_forgetting_a_subject_erases_its_fields_and_nobody_elses(
+    vault: Vault, database: Engine
+) -> None:
+    """The key is gone, so every copy is noise; the act is audited without the name."""
+    ours = letter(1, payload=BODY, origin=origin(vault))
+    other = letter(2, payload=BODY.replace(b"c-1", b"c-2"), origin=origin(vault))
+    assert vault.forget("c-1", WARRANT)
+    assert not vault.forget("c-1", WARRANT)
+    with pytest.raises(Forgotten, match="forgotten"):
+        restored(ours, vault)
+    assert b"Ada" in (restored(other, vault).payload or b"")
+    with database.connect() as db:
+        assert verify(db).is_whole
+        assert all("c-1" not in repr(entry) for entry in entries(db))
+
+
+def test_a_new_message_of_a_forgotten_subject_keeps_nothing_of_it(vault: Vault) -> None:
+    """Its fields are removed, and it cannot be replayed as it was."""
+    letter(1, payload=BODY, origin=origin(vault))
+    vault.forget("c-1", WARRANT)
+    late = letter(2, payload=BODY, origin=origin(vault))
+    assert b"Ada" not in (late.message.payload or b"")
+    assert not late.is_replayable
+    with pytest.raises(NotReplayable, match="redacted"):
+        restored(late, vault)
+
+
+def test_another_master_key_opens_nothing(vault: Vault, database: Engine) -> None:
+    """And says so."""
+    put = letter(payload=BODY, origin=origin(vault))
+    with pytest.raises(ConfigurationError, match="master key"):
+        restored(put, Vault(database, b"x" * 32))
+
+
+def test_fields_of_one_subject_do_not_open_under_another(vault: Vault) -> None:
+    """A sealed text that is moved to another message stays closed."""
+    put = letter(payload=BODY, origin=origin(vault))
+    letter(2, payload=BODY.replace(b"c-1", b"c-2"), origin=origin(vault))
+    with pytest.raises(ConfigurationError, match="not the subject"):
+        vault.open(put.message.payload, put.governance.sealed, "c-2")
+
+
+@pytest.mark.parametrize("size", [0, 16, 31, 33])
+def test_a_master_key_of_another_size_is_refused(size: int, database: Engine) -> None:
+    """The error says how to make one."""
+    with pytest.raises(ConfigurationError, match="32"):
+        Vault(database, b"x" * size)
+
+
+def test_without_the_extra_it_says_what_to_install(
+    database: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who seals needs it."""
+    for name in list(sys.modules):
+        if name.split(".")[0] == "cryptography":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"holdfast\[crypto\]"):
+        Vault(database, MASTER)
+
+
+def test_sealing_without_a_vault_or_a_subject_is_refused(vault: Vault) -> None:
+    """When the origin is made."""
+    with pytest.raises(ConfigurationError, match="vault"):
+        Origin(fields=("name",), subject="$.customer")
+    with pytest.raises(ConfigurationError, match="subject"):
+        Origin(fields=("name",), vault=vault)

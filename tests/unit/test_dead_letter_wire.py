@@ -1,0 +1,164 @@
+"""On a topic the body is raw and the envelope always readable, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.dlq import Origin
+from holdfast.dlq.export import from_json, to_json
+from holdfast.dlq.imported import imported, is_foreign
+from holdfast.dlq.letter import Class, Stage
+from holdfast.dlq.wire import ENVELOPE, from_topic, packed, to_topic
+from holdfast.errors import PoisonMessage
+from holdfast.headers import Headers
+from holdfast.message import Message
+from tests.dead_letters import failed, letter
+
+
+def test_a_letter_comes_back_from_its_topic() -> None:
+    """Everything of the envelope, and the message byte for byte."""
+    headers = Headers([("x", b"\xff"), ("x", "2"), ("none", None)])
+    origin = Origin(service_version="1.4", git_sha="abc", tenant="x")
+    sent = letter(payload=b"\x00\xff", headers=headers, origin=origin)
+    carried = to_topic(sent)
+    assert carried.topic == "orders.billing.dlq"
+    assert carried.payload == b"\x00\xff"
+    assert carried.key == b"k1"
+    assert from_topic(carried) == sent
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2048, 20_000), st.text(max_size=3000), st.integers(0, 9))
+def test_whatever_the_limit_the_envelope_fits_and_can_be_read(
+    most: int, text: str, depth: int
+) -> None:
+    """Truncation drops whole parts; who failed on what is never lost."""
+    error: BaseException = failed(ValueError(text))
+    for _ in range(depth):
+        outer = KeyError(text[:500])
+        outer.__cause__ = error
+        error = outer
+    sent = letter(error=error, origin=Origin(git_sha="s" * 64, host="h" * 255))
+    assert len(packed(sent, most=most)) <= most
+    read = from_topic(to_topic(sent, most=most))
+    assert read.dlq_id == sent.dlq_id
+    assert read.culprit.group == "billing"
+    assert read.culprit.handler == "shop.bill"
+    assert read.message == sent.message
+    assert read.failure.root.type == sent.failure.root.type
+
+
+def test_an_envelope_of_a_newer_version_is_kept_and_flagged() -> None:
+    """It is neither dropped nor half-read, and goes on unchanged."""
+    newer = {"schema_version": 7, "dlq_id": "7a", "failure": {"stage": "teleport"}, "more": [1]}
+    message = to_topic(letter())
+    pairs = [p for p in message.headers if p[0] != ENVELOPE]
+    message = message.with_(
+        headers=Headers.received([*pairs, (ENVELOPE, json.dumps(newer).encode())])
+    )
+    read = from_topic(message)
+    assert read.schema_version == 7
+    assert read.dlq_id == "7a"
+    assert read.newer == newer
+    assert read.failure.kind is Class.UNKNOWN
+    assert "upgrade" in read.failure.root.text
+    assert not read.is_replayable
+    assert msgspec.json.decode(packed(read)) == newer
+
+
+@pytest.mark.parametrize("envelope", [b"", b"{", b"[]", b'{"schema_version": "x"}', b"\xff" * 99])
+def test_an_unreadable_envelope_is_poison_with_a_reason(envelope: bytes) -> None:
+    """The collector stores it as a problem of its own."""
+    message = Message.new("orders.billing.dlq", b"", headers=Headers([(ENVELOPE, envelope)]))
+    with pytest.raises(PoisonMessage, match="cannot be read"):
+        from_topic(message)
+
+
+def test_kafka_connect_headers_are_understood() -> None:
+    """Coordinates, connector, stage and exception."""
+    said = {
+        "topic": "orders", "partition": "3", "offset": "42", "connector.name": "jdbc",
+        "task.id": "0", "stage": "VALUE_CONVERTER",
+        "exception.class.name": "org.apache.kafka.connect.errors.DataException",
+        "exception.message": "bad \x1b[31m", "exception.stacktrace": "at x",
+    }  # fmt: skip
+    headers = Headers({f"__connect.errors.{k}": v for k, v in said.items()} | {"own": "1"})
+    message = Message.new("orders-dlq", b"raw", headers=headers)
+    assert is_foreign(message)
+    read = imported(message)
+    assert read.coordinates.topic == read.message.topic == "orders"
+    assert (read.coordinates.lane, read.coordinates.position) == (3, 42)
+    assert read.culprit.group == "connect-jdbc"
+    assert (read.failure.stage, read.failure.kind) == (Stage.DESERIALIZE, Class.POISON)
+    assert read.failure.root.type.endswith("DataException")
+    assert "\x1b" not in read.failure.root.text
+    assert [name for name, _ in read.message.headers] == ["own"]
+
+
+def test_spring_headers_are_understood() -> None:
+    """Binary numbers, the cause before the wrapper, the consumer group."""
+    headers = Headers([
+        ("kafka_dlt-original-topic", b"orders"),
+        ("kafka_dlt-original-partition", struct.pack(">i", 3)),
+        ("kafka_dlt-original-offset", struct.pack(">q", 42)),
+        ("kafka_dlt-original-consumer-group", b"billing"),
+        ("kafka_dlt-exception-fqcn", b"org.springframework.kafka.listener.ListenerException"),
+        ("kafka_dlt-exception-cause-fqcn", b"java.net.SocketTimeoutException"),
+        ("kafka_dlt-exception-message", b"timed out"),
+    ])  # fmt: skip
+    read = imported(Message.new("orders-dlt", b"raw", headers=headers))
+    assert (read.coordinates.lane, read.coordinates.position) == (3, 42)
+    assert read.culprit.group == "billing"
+    assert read.failure.root.type == "java.net.SocketTimeoutException"
+    assert len(read.failure.chain) == 2
+    assert read.failure.kind is Class.TIMEOUT
+
+
+def test_headers_of_kafkas_own_dead_letters_are_understood() -> None:
+    """KIP-1191: share groups."""
+    said = {"topic": "orders", "partition": "3", "offset": "42", "group": "billing",
+            "delivery.count": "5", "message": "rejected"}  # fmt: skip
+    headers = Headers({f"__dlq.errors.{k}": v for k, v in said.items()})
+    read = imported(Message.new("dlq", b"raw", headers=headers))
+    assert read.culprit.group == "billing"
+    assert read.history.attempts == 5
+    assert read.failure.root.text == "rejected"
+
+
+def test_a_foreign_letter_has_the_identity_of_its_coordinates() -> None:
+    """Importing the same dead letter twice collapses; another offset is another letter."""
+
+    def read(offset: str, id_: str) -> str:
+        headers = Headers({"__connect.errors.topic": "orders", "__connect.errors.partition": "0",
+                           "__connect.errors.offset": offset})  # fmt: skip
+        message = Message.new("dlq", b"raw", headers=headers, source="topic:dlq", ids=lambda: id_)
+        return imported(message).dlq_id
+
+    assert read("1", "a") == read("1", "b") != read("2", "a")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["topic", "partition", "offset", "stage", "connector.name"]),
+                       st.binary(max_size=30)))  # fmt: skip
+def test_nonsense_in_foreign_headers_does_not_stop_the_import(said: dict[str, bytes]) -> None:
+    """Whatever stands there, a letter comes out."""
+    pairs = [(f"{p}{k}", v) for p in ("__connect.errors.", "kafka_dlt-original-")
+             for k, v in {"x": b"", **said}.items()]  # fmt: skip
+    assert imported(Message.new("dlq", b"raw", headers=Headers.received(pairs))).dlq_id
+
+
+def test_an_exported_letter_comes_back_whole() -> None:
+    """Also bytes that are no text; what is no export is refused with a reason."""
+    headers = Headers([("x", b"\xff"), ("x", "2"), ("none", None)])
+    sent = letter(payload=b"\x00\xff", headers=headers)
+    assert from_json(to_json(sent)) == sent
+    assert b"\n" not in to_json(sent)
+    for line in (b"", b"{}", b"[1]", to_json(sent).replace(b'"payload":"', b'"payload":"!')):
+        with pytest.raises(PoisonMessage, match="not an exported"):
+            from_json(line)
