@@ -14,13 +14,13 @@ from holdfast.outbox import LeaseEngine, LeaseTerms
 from holdfast.outbox.wal import WalEngine
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.testing.proxy import FaultProxy
-from tests.servers import Postgres, Redis
 from tests.wal.shop import Recorder, Shop, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.ports import Broker
+    from tests.servers import Postgres, Redis
 
 EVENTS = [(f"k{n % 3}", f"{n:04}" + "x" * 200) for n in range(60)]
 TERMS = LeaseTerms(seconds=5)
