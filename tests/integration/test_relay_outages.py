@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +16,15 @@ from holdfast.outbox import LeaseEngine, LeaseTerms
 from holdfast.outbox.wal import WalEngine
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.testing.proxy import FaultProxy
+from tests.servers import Postgres, RabbitMQ, Redis
+from tests.servers.install import program
 from tests.wal.shop import Recorder, Shop, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.ports import Broker
-    from tests.servers import Postgres, Redis
+    from tests.servers.fixtures import PrivateServer
 
 EVENTS = [(f"k{n % 3}", f"{n:04}" + "x" * 200) for n in range(60)]
 TERMS = LeaseTerms(seconds=5)
@@ -99,3 +103,35 @@ def test_a_database_that_is_cut_off_in_the_middle_of_a_batch_is_an_outage(
             wait_until(lambda: shop.left == 0, deadline=60, what="the outbox drained")
         far.dispose()
     check(shop, sink.seen)
+
+
+class Node(RabbitMQ):
+    """A node of our own, to be told that its disk is full."""
+
+    def ctl(self, *words: str) -> None:
+        """Run rabbitmqctl."""
+        tool = str(program("rabbitmq-server").with_name("rabbitmqctl"))
+        argv = [tool, "--erlang-cookie", "holdfast", *words]
+        env = {**os.environ, **self.command().env}
+        subprocess.run(argv, check=True, capture_output=True, env=env)
+
+
+def test_a_full_disk_of_the_broker_is_an_outage_that_parks_nothing(
+    shop: Shop, private_server: PrivateServer
+) -> None:
+    """RabbitMQ blocks publishers below its free disk limit; when there is room, all flows."""
+    node = private_server(Node)
+    with ExitStack() as closing:
+        broker, slow = connect(f"{node.url}?partitions=1"), connect(f"{node.url}?patience=5")
+        sink = slow.sink()
+        for each in (broker, slow, sink):
+            closing.callback(each.close)
+        broker.source(["orders"], group="reader").close()
+        node.ctl("set_disk_free_limit", "9000000000000000")  # more than any disk has free
+        with running(engine_of("lease", shop.engine, sink)) as relay:
+            wait_until(lambda: relay.health.outage, deadline=60, what="the outage is noticed")
+            assert "disk" in (relay.health.outage or "")
+            assert shop.left == len(EVENTS)
+            node.ctl("set_disk_free_limit", "1000")
+            wait_until(lambda: shop.left == 0, deadline=90, what="the outbox drained")
+        check(shop, stored(broker, "reader"))
