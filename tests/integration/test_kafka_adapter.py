@@ -340,6 +340,13 @@ def test_a_transactional_batch_is_stored_whole_or_not_at_all(
     source.close()
 
 
+def test_the_ends_of_the_lanes_grow_with_what_is_stored(broker: KafkaBroker, topic: str) -> None:
+    """Every lane of the topic is there, the empty ones at their beginning."""
+    assert broker.ends([topic]) == {Lane(topic, n): 0 for n in range(4)}
+    lanes = _publish(broker, _messages(topic, 20))
+    assert broker.ends([topic]) == {Lane(topic, n): lanes.count(Lane(topic, n)) for n in range(4)}
+
+
 def test_lag_falls_to_nothing_behind_a_transaction(broker: KafkaBroker, topic: str) -> None:
     """The markers of a transaction are no messages: nobody waits for them for ever."""
     _publish(broker, _messages(topic, 20), transactional_id="lag-" + topic)

@@ -611,6 +611,26 @@ def test_what_is_accepted_after_a_crash_of_the_server_is_settled(
         assert sum(broker.lag("g", ["t"]).values()) == 0
 
 
+def test_what_a_server_never_heard_before_it_crashed_is_told_again(
+    private_server: PrivateServer,
+) -> None:
+    """It stops, is told of everything, and dies: it knows neither the words nor the deliveries."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=20.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as source,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(200)))
+        held = take(source, 200)
+        server.pause()
+        source.accept(held)
+        server.kill()
+        server.start()
+        source.flush()
+        assert sum(broker.lag("g", ["t"]).values()) == 0
+
+
 def test_a_crashed_server_that_lost_a_settled_message_for_good_is_not_waited_for(
     private_server: PrivateServer,
 ) -> None:

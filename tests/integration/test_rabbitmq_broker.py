@@ -379,6 +379,22 @@ def test_a_number_of_lanes_that_somebody_tampered_with_is_found_again(
         assert channel.queue_declare(names.lanes(topic), passive=True).method.message_count == 5
 
 
+def test_what_waits_for_a_group_is_in_quorum_queues(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """Asked for as a classic queue the same queue is refused: they survive the loss of a node."""
+    broker.create_topic(topic, partitions=1)
+    with Reader(broker, topic) as reader:
+        reader.owns(1)
+        queue = names.lane_queue(topic, "billing", 0)
+        classic = {**names.LANE, "x-queue-type": "classic"}
+        with (
+            plain_channel(rabbitmq) as channel,
+            pytest.raises(pika.exceptions.ChannelClosedByBroker, match="x-queue-type"),
+        ):
+            channel.queue_declare(queue, durable=True, arguments=classic)
+
+
 def test_names_with_separators_never_meet() -> None:
     """Topic and group are told apart in every name."""
     pairs = [("a", "b:c"), ("a:b", "c"), ("a%3Ab", "c"), ("a", "b"), ("a", "lanes")]

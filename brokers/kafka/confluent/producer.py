@@ -89,7 +89,8 @@ class ConfluentProducer:
         results, failures = self._results, self._failures
         results[:] = [_UNSENT] * len(messages)
         failures.clear()
-        produce, reports = self._client.produce, self._reports_for(len(messages))
+        produce: Any = self._client.produce
+        reports = self._reports_for(len(messages))
         for index, message in enumerate(messages):
             try:
                 produce(
