@@ -287,9 +287,6 @@ def test_one_file_configures_every_command(tmp_path: Path) -> None:
     )
     for command in (("db", "upgrade"), ("outbox", "parked", "list"), ("outbox", "audit"),
                     ("relay", "--once")):  # fmt: skip
-        done = subprocess.run(
-            [Path(sys.executable).with_name("holdfast"), *command, "--config", "holdfast.toml"],
-            capture_output=True, text=True, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        done = shell(*command, "--config", "holdfast.toml", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "filed.db").exists()
