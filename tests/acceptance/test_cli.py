@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,8 @@ from holdfast.outbox import Outbox, create_tables
 from tests.shell import shell
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.cli.late import Late
 
 
