@@ -955,7 +955,7 @@ class Soak:
 
     def work_goes_on(self) -> None:
         goal = len(self.seen) + 400
-        wait_until(lambda: len(self.seen) > goal or self.errors, deadline=120.0, what="work goes on")
+        wait_until(lambda: len(self.seen) > goal or self.errors, deadline=120, what="work goes on")
         assert not self.errors
 
     def is_drained(self) -> bool:
