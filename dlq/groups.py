@@ -109,7 +109,10 @@ class Groups:
         """Return the same without trend, keys, tenants and versions."""
         now = self._clock.now().timestamp()
         with self._engine.connect() as db:
-            found = [self._read(row, now) for row in db.execute(_query(which)).mappings()]
+            rows = db.execute(_query(which)).mappings().all()
+        read = ((row["moved_to"], self._read(row, now)) for row in rows)
+        # A group that was moved rests, unless a process of the old version still adds to it.
+        found = [one for moved, one in read if moved is None or one.pending]
         found = [one for one in found if one.state in which.states]
         found.sort(key=lambda one: (-one.pending, -one.last_seen, one.group_id))
         return found[:limit]
@@ -214,7 +217,6 @@ def _query(which: Which) -> Any:
     )
     added = [more.c[f"more_{kind}"] for kind in KINDS] + [more.c.more_last]
     query = select(group, *added).outerjoin(more, more.c.group_id == group.c.group_id)
-    query = query.where(group.c.moved_to.is_(None))
     if which.topic is not None:
         query = query.where(group.c.topic == which.topic)
     if which.consumer_group is not None:

@@ -62,10 +62,12 @@ def moves(db: Connection) -> list[tuple[str, str, int]]:
 def _batch(
     db: Connection, after: int, fingerprint: Callable[[Failure], Fingerprint], clock: Clock
 ) -> tuple[int, Counter[tuple[str, str]]] | None:
-    query = select(message).where(message.c.seq > after).order_by(message.c.seq).limit(_BATCH)
-    rows = db.execute(query.with_for_update()).mappings().all()
-    if not rows:
+    some = select(message.c.seq).where(message.c.seq > after).order_by(message.c.seq).limit(_BATCH)
+    seqs = list(db.execute(some).scalars())
+    if not seqs:
         return None
+    locked = select(message).where(message.c.seq.in_(seqs)).order_by(message.c.seq)
+    rows = db.execute(locked.with_for_update()).mappings().all()
     pairs: Counter[tuple[str, str]] = Counter()
     now = clock.now().timestamp()
     for row in rows:
@@ -81,7 +83,7 @@ def _batch(
         pairs[row["group_id"], name] += 1
     for (old, new), count in pairs.items():
         _note_move(db, old, new, count, now)
-    return rows[-1]["seq"], pairs
+    return seqs[-1], pairs
 
 
 def _figures(row: Any, name: str) -> list[dict[str, Any]]:

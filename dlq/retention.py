@@ -59,14 +59,16 @@ def _prune_batch(
         and_(message.c.expires_at.is_(None), message.c.closed_at < now - older_than),
         message.c.expires_at < now,
     )
-    query = (
+    # Looked up first and locked by name, so that only what goes is locked.
+    old = select(message.c.dlq_id).where(message.c.state.in_(CLOSED), over).limit(_BATCH)
+    names = sorted(db.execute(old).scalars())
+    locked = (
         select(message.c.dlq_id)
-        .where(message.c.state.in_(CLOSED), over)
+        .where(message.c.dlq_id.in_(names), message.c.state.in_(CLOSED))
         .order_by(message.c.dlq_id)
-        .limit(_BATCH)
         .with_for_update()
     )
-    ids = list(db.execute(query).scalars())
+    ids = list(db.execute(locked).scalars()) if names else []
     if ids:
         db.execute(delete(revision).where(revision.c.dlq_id.in_(ids)))
         db.execute(delete(message).where(message.c.dlq_id.in_(ids)))

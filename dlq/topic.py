@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,24 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.homes import Home
     from holdfast.dlq.letter import DeadLetter
-    from holdfast.ports import Sink
+    from holdfast.ports import Broker, Sink
 
 log = logging.getLogger("holdfast.dlq")
+
+
+COLLECTOR = "holdfast-dlq-collector"
+"""The group that collects dead letters, unless told otherwise."""
+
+
+def ready(broker: Broker, topic: str, group: str = COLLECTOR) -> None:
+    """Make sure that *topic* exists and keeps what is published before anybody collects it.
+
+    RabbitMQ stores nothing for which there is no group, so the collector's is made at once.
+    """
+    broker.create_topic(topic)
+    create_group: Callable[[str, str], object] | None = getattr(broker, "create_group", None)
+    if create_group is not None:
+        create_group(topic, group)
 
 
 class TopicHome:
@@ -28,7 +44,8 @@ class TopicHome:
 
     When that fails the letter goes to *quarantine*, the database if there is one; without
     one the error goes out, and the message must not be acknowledged. *prepare* is called
-    with the name of a dead-letter topic before its first use, e.g. `broker.create_topic`.
+    with the name of a dead-letter topic before its first use; `TopicHome.on(broker)` does
+    what every broker needs.
     """
 
     in_thread = False  # threads do not share a sink
@@ -50,6 +67,11 @@ class TopicHome:
             most_header_bytes = MOST_BYTES if limit is None else min(MOST_BYTES, limit // 2)
         self._most = most_header_bytes
 
+    @classmethod
+    def on(cls, broker: Broker, *, quarantine: Home | None = None) -> TopicHome:
+        """Return a home on *broker* that makes its topics ready by itself."""
+        return cls(broker.sink(), quarantine=quarantine, prepare=functools.partial(ready, broker))
+
     def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
         """Return once the broker has taken *letter*, or the quarantine has."""
         try:
@@ -65,6 +87,10 @@ class TopicHome:
             self._quarantine.put(kept, connection)
         else:
             METRICS.put(letter)
+
+    def close(self) -> None:
+        """Release the sink."""
+        self._sink.close()
 
     def _publish(self, letter: DeadLetter) -> None:
         message = to_topic(letter, most=self._most)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.message import Message
     from holdfast.ports import Broker, Delivery, Published
 
-ORDERS, CUSTOMERS = 300, 12
+ORDERS, CUSTOMERS = 200, 12
 shop_tables, bank_tables = MetaData(), MetaData()
 orders = SqlTable(
     "orders",
@@ -211,7 +211,7 @@ def service(kills: int) -> None:
                 session, OrderPlaced(order_id, customer, cents), topic="orders", key=customer
             )
             made += 1
-            if kills < 2 and made == 90:
+            if kills < 2 and made == 60:
                 die()
             if chance.random() < 0.1:
                 session.rollback()  # the payment form was closed: order and event both go
@@ -263,7 +263,7 @@ def consumer(kills: int) -> None:
         )
 
     if kills < 3:
-        die_before_ack(billing, after=60)
+        die_before_ack(billing, after=40)
     billing.run()
 
 

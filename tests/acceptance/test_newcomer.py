@@ -191,3 +191,15 @@ def test_the_two_commands_of_the_readme_exist() -> None:
     for target in ("demo", "test"):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
         assert f"make {target}" in (ROOT / "README.md").read_text()
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    """Within the repository; anchors and other sites are not followed."""
+    link = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    links = [(page, target) for page in pages for target in link.findall(page.read_text())]
+    assert [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page, target in links
+        if "://" not in target and not (page.parent / target).exists()
+    ] == []

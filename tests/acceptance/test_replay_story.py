@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+
 metadata = MetaData()
 bills = Table(
     "bill",
@@ -122,6 +124,8 @@ class World:
 
     def __init__(self, database: str, broker: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.database, self.url = database, broker
+        # Sixteen workers and the runtime's own threads; SQLite's pool needs no size.
+        self._pool = {} if database.startswith("sqlite") else {"pool_size": 20}
         self.engine: Engine = open_database(database)
         Migrations(self.engine).upgrade()
         metadata.create_all(self.engine)
@@ -150,8 +154,9 @@ class World:
     @contextmanager
     def consuming(self) -> Iterator[None]:
         """Run billing and shipping as they run in production."""
-        billing = Consumer(self.url, group="billing", database=self.database)
-        shipping = Consumer(self.url, group="shipping", database=self.database)
+        engines = [open_database(self.database, **self._pool) for _ in range(2)]
+        billing = Consumer(self.url, group="billing", database=engines[0])
+        shipping = Consumer(self.url, group="shipping", database=engines[1])
 
         @billing.on(self.topic)
         @dead_letter()
@@ -175,6 +180,15 @@ class World:
                 consumer.stop()
             for thread in threads:
                 thread.join()
+            for consumer in (billing, shipping):
+                consumer.broker.close()
+            for engine in engines:
+                engine.dispose()
+
+    def close(self) -> None:
+        """Leave nothing open."""
+        self.broker.close()
+        self.engine.dispose()
 
     def cli(self, *args: str) -> tuple[int, str]:
         """Run `holdfast dlq` as the operator does; return exit code and output."""
@@ -207,7 +221,7 @@ def kafka_world(postgres: Any, kafka: Any, capsys: pytest.CaptureFixture[str]) -
     world.topic = f"orders-{os.getpid()}"
     world.broker.create_topic(world.topic, partitions=4)
     yield world
-    world.engine.dispose()
+    world.close()
 
 
 @pytest.fixture
@@ -217,7 +231,7 @@ def sqlite_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator
         f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/broker.db?partitions=4", capsys
     )
     yield world
-    world.engine.dispose()
+    world.close()
 
 
 def test_three_bugs_and_an_outage_are_replayed_without_fear(sqlite_world: World) -> None:

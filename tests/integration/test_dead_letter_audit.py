@@ -73,6 +73,11 @@ def test_a_row_that_was_changed_and_sealed_again_is_found(engine: Engine) -> Non
         row["actor"] = "mallory"
         row["hash"] = sealed(row)
         db.execute(update(audit).where(audit.c.seq == 2).values(**row))
+        forged = row["hash"]
+    with engine.connect() as db:
+        assert verify(db).broken == 3
+    with engine.begin() as db:  # and the link mended, which row 3 has sealed, too
+        db.execute(update(audit).where(audit.c.seq == 3).values(previous=forged))
     with engine.connect() as db:
         assert verify(db).broken == 3
 

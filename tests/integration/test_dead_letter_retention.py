@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,13 @@ from holdfast.dlq.audit import Warrant, entries, verify
 from holdfast.dlq.groups import Groups, Which
 from holdfast.dlq.retention import DAY, expiring, prune
 from holdfast.dlq.schema import message
+from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, count, emptied, letter, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy.engine import Engine
 
@@ -82,3 +84,44 @@ def test_a_negative_age_is_refused(engine: Engine) -> None:
     """It would delete what is closed in the future."""
     with pytest.raises(ConfigurationError, match="0 or more"):
         prune(engine, older_than=-1, warrant=WARRANT)
+
+
+def test_pruning_beside_writers_neither_fails_nor_loses(engine: Engine) -> None:
+    """Writers, closers and pruners at once: every open message stays."""
+    home = StoreHome(engine)
+    errors: list[BaseException] = []
+
+    def guarded(task: Callable[[], object]) -> None:
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    def write(first: int) -> None:
+        for number in range(first, first + 15):
+            one = letter(number)
+            home.put(one)
+            if number % 3 == 0:
+                committed(
+                    engine,
+                    lambda db, name=one.dlq_id: close(
+                        db, [name], "discarded", actor="ada", reason="x"
+                    ),
+                )
+
+    def clear() -> None:
+        for _ in range(6):
+            prune(engine, older_than=0, warrant=WARRANT)
+
+    tasks = [lambda: write(0), lambda: write(100), clear, clear]
+    threads = [threading.Thread(target=guarded, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    prune(engine, older_than=0, warrant=WARRANT)
+    (seen,) = Groups(engine).listed()
+    assert (seen.pending, seen.discarded) == (20, 10)
+    with engine.connect() as db:
+        assert verify(db).is_whole

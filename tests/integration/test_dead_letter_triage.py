@@ -196,6 +196,8 @@ def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
         assert sum(count for _, _, count in moves(db)) == 6
         assert entries(db)[0].action == "regroup"
     assert regroup(engine, WARRANT, fingerprint=coarse) == {}
+    home.put(letter(50, RuntimeError("odd")))  # by a process of the old version
+    assert {one.pending for one in groups.listed()} == {5, 1}
 
 
 def test_a_webhook_gets_the_alert_as_json() -> None:

@@ -1,0 +1,107 @@
+"""A dead letter survives the journey over every broker, and over a broker that goes down."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.brokers import connect
+from holdfast.database import open_database
+from holdfast.dlq import StoreHome, TopicHome, create_tables
+from holdfast.dlq.collector import Collector
+from holdfast.dlq.schema import message
+from holdfast.dlq.topic import COLLECTOR
+from holdfast.errors import BrokerDown, DependencyDown
+from holdfast.headers import Headers
+from holdfast.testing import wait_until
+from tests.dead_letters import count, failed, letter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.message import Message
+    from holdfast.ports import Broker, Published
+
+pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+HEADERS = Headers([("x", b"\xff\x00"), ("x", "two"), ("plain", "text")])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """Open a store."""
+    made = open_database(f"sqlite:///{tmp_path}/store.db")
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture(params=["kafka", "rabbitmq", "redis", "nats", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """Open each broker."""
+    url = "memory:" if request.param == "memory" else request.getfixturevalue(request.param).url
+    made = connect(url)
+    yield made
+    made.close()
+
+
+def test_the_letter_is_the_same_behind_every_broker(broker: Broker, engine: Engine) -> None:
+    """Body, key, headers and the whole failure, also with an error text of 10 MB."""
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    home = TopicHome.on(broker)
+    error = failed(ValueError("big \x1b[31m" + "x" * 10_000_000))
+    put = [
+        letter(1, topic=topic, payload=b"\x00\xffbinary", headers=HEADERS),
+        letter(2, error, topic=topic),
+    ]
+    for one in put:
+        home.put(one)
+    home.close()
+    source = broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
+    collector = Collector(source, StoreHome(engine))
+
+    def collected() -> bool:
+        if batch := source.poll(10, 1.0):
+            collector.collect(batch)
+        return count(engine, message) == 2
+
+    wait_until(collected, deadline=60)
+    source.close()
+    for one in put:
+        stored = StoreHome(engine).get(one.dlq_id)
+        assert stored is not None
+        assert stored.message == one.message
+        assert stored.culprit == one.culprit
+        assert stored.failure.root.type == one.failure.root.type
+        assert stored.history.failures[-1].id == one.history.failures[-1].id
+
+
+class Down:
+    """A sink whose broker is away."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.caps = broker.caps
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        """Fail."""
+        raise BrokerDown("no broker")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_broker_that_is_down_leaves_the_letter_in_the_database(engine: Engine) -> None:
+    """As a row marked quarantine; without a database nothing may be acknowledged."""
+    broker = connect("memory:")
+    put = letter()
+    TopicHome(Down(broker), quarantine=StoreHome(engine)).put(put)
+    stored = StoreHome(engine).get(put.dlq_id)
+    assert stored is not None
+    assert stored.origin == "quarantine"
+    with pytest.raises(DependencyDown):
+        TopicHome(Down(broker)).put(put)
+    broker.close()
