@@ -972,7 +972,7 @@ def _survive_restarts(server: Kafka, connect: Opener, restarts: int) -> None:
                     flow.failures or (len(flow.sent) >= sent and len(flow.seen) >= seen)
                     for flow, (sent, seen) in zip(flows, marks, strict=True)
                 ),
-                deadline=60,
+                deadline=120,
                 what=f"traffic flows before restart {number}",
             )
             server.kill()
@@ -981,7 +981,7 @@ def _survive_restarts(server: Kafka, connect: Opener, restarts: int) -> None:
         for flow in flows:
             flow.stop.set()
         for thread in threads:
-            thread.join(90)
+            thread.join(150)
     for flow in flows:
         if flow.failures:
             raise flow.failures[0]
@@ -990,6 +990,7 @@ def _survive_restarts(server: Kafka, connect: Opener, restarts: int) -> None:
         check_order_per_key(flow.sent, flow.seen)
 
 
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_and_keys_keep_their_order_while_the_server_is_killed(
     guarded: GuardedKafka, connect: Opener
 ) -> None:
@@ -998,6 +999,7 @@ def test_nothing_is_lost_and_keys_keep_their_order_while_the_server_is_killed(
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(3600)
 def test_nothing_is_lost_in_many_restarts(guarded: GuardedKafka, connect: Opener) -> None:
     """The same, for long."""
     _survive_restarts(guarded, connect, restarts=25)

@@ -1032,7 +1032,7 @@ class Soak:
             self._grow(200)
             self._stop.set()
             self._publisher.join()
-            wait_until(self._is_done, deadline=60, what="everything is handled")
+            wait_until(self._is_done, deadline=120, what="everything is handled")
         finally:
             self._stop.set()
             self._is_over.set()
@@ -1045,7 +1045,7 @@ class Soak:
         goal = len(self.sent) + count, len(self.handled) + count // 2
         wait_until(
             lambda: self._errors or (len(self.sent) >= goal[0] and len(self.handled) >= goal[1]),
-            deadline=60,
+            deadline=120,
             what="the publisher and the members go on",
         )
 
