@@ -305,13 +305,17 @@ def test_a_relay_whose_lease_is_over_by_its_own_clock_publishes_nothing(
     shop.add(("a", "1"), ("a", "2"))
     monkeypatch.setattr(Leases, "publishable", property(lambda _: 0.0))
     with pytest.raises(LeaseLost):
-        for _ in range(2000):
-            engine.step()
+        _step_on(engine)
     assert (sink.seen, shop.left) == ([], 2)
     monkeypatch.undo()
     steps_until(engine, lambda: shop.left == 0, "everything is published", deadline=60)
     engine.close()
     assert sink.bodies == ["1", "2"]
+
+
+def _step_on(engine: WalEngine) -> None:
+    for _ in range(2000):
+        engine.step()
 
 
 def test_a_relay_that_ends_hands_over_at_once(shop: Shop) -> None:
