@@ -296,6 +296,28 @@ def test_a_relay_that_lost_its_lease_deletes_nothing(shop: Shop) -> None:
     assert shop.left == 1
 
 
+def test_a_relay_whose_lease_is_over_by_its_own_clock_publishes_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets the stream go, asks for the lease again, and only then sends."""
+    sink = Recorder()
+    engine = WalEngine(shop.engine, sink, terms=terms(30))
+    shop.add(("a", "1"), ("a", "2"))
+    monkeypatch.setattr(Leases, "publishable", property(lambda _: 0.0))
+    with pytest.raises(LeaseLost):
+        _step_on(engine)
+    assert (sink.seen, shop.left) == ([], 2)
+    monkeypatch.undo()
+    steps_until(engine, lambda: shop.left == 0, "everything is published", deadline=60)
+    engine.close()
+    assert sink.bodies == ["1", "2"]
+
+
+def _step_on(engine: WalEngine) -> None:
+    for _ in range(2000):
+        engine.step()
+
+
 def test_a_relay_that_ends_hands_over_at_once(shop: Shop) -> None:
     """Nobody waits for a lease that was given back."""
     one, two = Recorder(), Recorder()
