@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.books import translated
 from holdfast.consumer.chores import Chores
+from holdfast.consumer.circuits import shared
 from holdfast.consumer.clerk import Clerk
 from holdfast.consumer.crew import Crew
 from holdfast.consumer.gates import Gates
@@ -23,6 +24,7 @@ from holdfast.errors import BrokerDown, HoldfastError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holdfast.circuit import Sharing
     from holdfast.clock import Clock
     from holdfast.consumer.books import Books
     from holdfast.consumer.metrics import ConsumerMetrics
@@ -69,10 +71,13 @@ class Assembly:
             has_async=any(route.plan.is_async for route in routes.values()), clock=clock,
             finished=self._finished,
         )  # fmt: skip
+        self._sharing: list[Sharing] = []
         if books is not None:
+            if settings.share_circuits:
+                self._sharing = shared(routes.values(), books.engine, clock)
             self._chores = chores = Chores(
                 books, self.lanes, routes, owner=owner, settings=settings, clock=clock,
-                metrics=metrics, sharing=[],
+                metrics=metrics, sharing=self._sharing,
             )  # fmt: skip
             self.clerk = Clerk(
                 books, self.lanes, owner=owner, settings=settings, clock=clock, chores=chores
@@ -112,7 +117,7 @@ class Assembly:
         source = self._connected(sorted(topics))
         self.runtime.attach(source)
         closing.callback(self._close, source)
-        for end in self._gates.listen(self._wake):
+        for end in (*self._gates.listen(self._wake), *(one.end for one in self._sharing)):
             closing.callback(end)
         if self.clerk is not None:
             self.clerk.start()

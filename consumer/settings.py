@@ -62,6 +62,8 @@ class Settings:
     takeover_seconds: float = 15.0
     """After this without a sign of life a process is taken for dead: what it had begun is a
     crash, and its parked keys go to others."""
+    share_circuits: bool = False
+    """Whether an open circuit pauses every process of the group's database, and one probes."""
     strict: bool = False
     """Whether a message without a correlation id is poison."""
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.1, ceiling=60))

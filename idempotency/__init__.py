@@ -1,5 +1,6 @@
 """Effects that happen once: the dedup row commits with the work."""
 
+from holdfast.idempotency.aborted import TransactionAborted
 from holdfast.idempotency.batch import BatchRunner
 from holdfast.idempotency.batch_work import Batch, Outcome
 from holdfast.idempotency.claim import Claim, IdempotencyConflict
@@ -41,6 +42,7 @@ __all__ = [
     "Outcome",
     "RedisInbox",
     "Standing",
+    "TransactionAborted",
     "VersionConflict",
     "VersionGate",
     "create_tables",

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.idempotency.aborted import require_live
 from holdfast.idempotency.batch_work import (
     Batch,
     BatchWork,
@@ -107,6 +108,7 @@ class BatchRunner:
                     try:
                         with work.session.begin_nested():
                             result = handle(work.session, batch.messages[place])
+                            require_live(work.session)
                     except Exception as error:  # noqa: BLE001 - it is this message's outcome
                         work.failed(place, error)
                     else:
@@ -143,6 +145,7 @@ class BatchRunner:
         try:
             with work.session.begin_nested():
                 results = handle(work.session, [work.batch.messages[place] for place in places])
+                require_live(work.session)
         except Exception as error:  # noqa: BLE001 - it is the outcome of one of these messages
             if len(places) == 1 or ends(error):
                 work.failed(places[0], error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from holdfast.idempotency.aborted import require_live
 from holdfast.idempotency.claim import Claim, Wanted, unclaim
 from holdfast.idempotency.inbox import Inbox, wanted
 from holdfast.idempotency.transactions import is_deadlock
@@ -121,6 +122,7 @@ class BatchWork:
 
     def commit(self) -> list[Outcome]:
         """Commit, without the claims of what failed; return all outcomes."""
+        require_live(self.session)
         unclaim(self.session, self.batch.consumer, self._failed)
         try:
             Session.commit(self.session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from holdfast.idempotency.aborted import require_live
 from holdfast.idempotency.claim import Wanted, keep_result
 from holdfast.idempotency.results import Results
 from holdfast.idempotency.subject import Subject
@@ -53,18 +54,12 @@ class Idempotent(Layer):
         results = ", with its result" if self._keeps else ""
         return f"once per group, handler and {what}, {kept}{results}"
 
-    def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
-        """Leave out the hook that only stored results need."""
-        if name == "leave" and not self._keeps:
-            return None
-        return super().hook(name, is_async=is_async)
-
     def enter(self, call: Call) -> Done | None:
         """End the run when this message was handled before."""
         return self._enter(call, self._about.session(call))
 
     def leave(self, call: Call) -> None:
-        """Store the result in the same transaction."""
+        """Store the result in the same transaction, and see that it can still commit."""
         if not call.duplicate:
             self._store(call, self._about.session(call))
 
@@ -77,14 +72,16 @@ class Idempotent(Layer):
         return await asyncio.to_thread(self._enter, call, session)
 
     async def leave_async(self, call: Call) -> None:
-        """Store the result without blocking the event loop."""
+        """Do the same without blocking the event loop."""
         if call.duplicate:
             return
         session = self._about.session(call)
         if hasattr(session, "run_sync"):
             await session.run_sync(lambda sync: self._store(call, sync))
-        else:
+        elif self._keeps:
             await asyncio.to_thread(self._store, call, session)
+        else:
+            self._store(call, session)  # asks nothing of the database
 
     @property
     def _about(self) -> Subject:
@@ -104,6 +101,7 @@ class Idempotent(Layer):
         return Done(None if self._results is None else self._results.decode(claim.result))
 
     def _store(self, call: Call, session: Any) -> None:
+        require_live(session)
         wanted: Wanted = call.notes[self]
         if self._results is not None:
             stored = self._results.encode(call.result)

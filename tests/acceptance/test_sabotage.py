@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 INBOX = "tests/integration/idempotency/test_inbox.py"
 KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
+RUNTIME = "tests/integration/test_consumer_runtime.py"
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,9 @@ KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
         ("acknowledge_early", f"{KIT}::test_a_living_member_takes_over_from_a_killed_one"),
         ("skip_unfinished", "tests/unit/test_watermark.py"),
         ("two_owners", f"{KIT}::test_two_members_share_the_work"),
+        ("dedup_apart", f"{RUNTIME}::test_a_failed_attempt_is_not_remembered_as_done"),
+        ("acknowledge_first", f"{RUNTIME}::test_nothing_is_acknowledged_before_its_commit"),
+        ("blame_the_outage", f"{RUNTIME}::test_an_outage_burns_no_attempt_and_kills_no_message"),
         ("dedup_apart", f"{INBOX}::test_a_failed_delivery_is_not_remembered_as_done[sqlite]"),
     ],
 )

@@ -51,7 +51,7 @@ def test_effects_happen_once_on_kafka(
     postgres: Postgres, kafka: Kafka, size: dict[str, Any]
 ) -> None:
     """Kafka, whose commits are cumulative."""
-    native = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 500}
+    native = {"session_timeout_ms": 2500, "heartbeat_interval_ms": 250}
     url = f"kafka://{kafka.address}"
     check(Run(broker=url, native=native, database=database(postgres, "kafka", size), **size))
 
@@ -78,3 +78,13 @@ def test_effects_happen_once_on_nats(postgres: Postgres, nats: Nats, size: dict[
     """NATS JetStream, whose deliveries have a lease."""
     native = {"session": 2.0, "lease": 2.0}
     check(Run(broker=nats.url, native=native, database=database(postgres, "nats", size), **size))
+
+
+def test_a_message_that_kills_its_process_is_quarantined_and_the_group_goes_on(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """Every start of it is fatal; after three on its own it is a dead letter, and all else runs."""
+    url = f"sqlite:///{tmp_path}/b.db?session=1"
+    run = Run(broker=url, database=postgres.database("effects_deadly"), count=40, kills=0, deadly=1)
+    verdict = run.go()
+    assert verdict.clean, verdict

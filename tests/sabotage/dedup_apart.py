@@ -1,16 +1,19 @@
-"""Break a promise: the dedup row is written in a transaction of its own."""
+"""Break a promise: the dedup row commits in a transaction of its own, before the handler."""
 
 from typing import Any
 
-from holdfast.idempotency.claim import claim
-from holdfast.idempotency.inbox import Inbox
-from holdfast.idempotency.transactions import transact
+from sqlalchemy.orm import Session
+
+from holdfast.idempotency.layer import Idempotent
+from holdfast.layer import Call
+
+enter = Idempotent._enter
 
 
-def apart(self: Inbox, session: Any, consumer: str, items: Any, **_: Any) -> Any:
-    """Remember the message before its work is committed."""
-    engine = session.get_bind().engine
-    return transact(engine, lambda db: claim(db, consumer, items))
+def apart(self: Idempotent, call: Call, session: Any) -> Any:
+    """Claim the message and commit that at once."""
+    with Session(session.get_bind()) as own, own.begin():
+        return enter(self, call, own)
 
 
-Inbox.claim_all = apart  # type: ignore[method-assign]
+Idempotent._enter = apart  # type: ignore[method-assign]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import event, func, insert, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from holdfast import Message
 from holdfast.idempotency import Batch, BatchRunner, IdempotencyConflict, Outcome
@@ -207,6 +208,22 @@ def test_what_ends_the_process_rolls_everything_back(database: Engine) -> None:
             run(Batch(consumer=BILLING, messages=messages(2)), interrupted)
     assert names(database) == []
     assert remembered(database) == 0
+
+
+def test_a_handler_that_swallows_an_error_of_the_database_fails_alone(database: Engine) -> None:
+    """On PostgreSQL it has spoilt its transaction; the others commit, and none is lost."""
+
+    def careless(session: Session, message: Message) -> None:
+        bill(session, message)
+        if message.payload == b"m2":
+            with suppress(DBAPIError):
+                session.connection().exec_driver_sql("SELECT * FROM no_such_table")
+
+    outcomes = BatchRunner(database).run(Batch(consumer=BILLING, messages=messages(3)), careless)
+    done = [f"m{n}" for n, outcome in enumerate(outcomes) if outcome.is_done]
+    assert names(database) == done
+    assert remembered(database) == len(done)
+    assert done == (["m0", "m1"] if database.dialect.name == "postgresql" else ["m0", "m1", "m2"])
 
 
 def test_results_come_back_in_their_places(database: Engine) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from sqlalchemy import create_engine, func, insert, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -17,6 +19,7 @@ from holdfast import Message
 from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
 from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune, stats
 from holdfast.idempotency import claim as claims
+from holdfast.idempotency.aborted import TransactionAborted
 from holdfast.idempotency.keys import consumer_key, message_key
 from holdfast.idempotency.schema import inbox, roster
 from holdfast.idempotency.stats import forget
@@ -235,6 +238,28 @@ def test_a_result_that_cannot_be_kept_fails_the_attempt(database: Engine) -> Non
 
     with Session(database) as session, pytest.raises(ConfigurationError, match="keep_result"):
         receipt(message(), session)
+
+
+def test_a_handler_that_swallows_an_error_of_the_database_loses_nothing(database: Engine) -> None:
+    """PostgreSQL would answer the commit by rolling back: the attempt fails instead."""
+
+    @idempotent
+    def careless(order: Message, session: Session) -> None:
+        session.execute(insert(effects).values(name=order.id))
+        with suppress(DBAPIError):
+            session.connection().exec_driver_sql("SELECT * FROM no_such_table")
+
+    order = message()
+    try:
+        with Session(database) as session, session.begin():
+            careless(order, session)
+    except TransactionAborted:
+        assert names(database) == []
+        assert rows(database) == 0
+    else:
+        assert names(database) == [order.id]
+        assert rows(database) == 1
+    assert (rows(database) == 0) == (database.dialect.name == "postgresql")
 
 
 def test_a_connection_will_do_for_a_session(database: Engine) -> None:

@@ -1,0 +1,121 @@
+"""`holdfast keys`: keys that wait behind a dead letter or a later retry."""
+
+import getpass
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic
+from holdfast.consumer.desk import Desk
+from holdfast.consumer.tables import require_tables
+from holdfast.database import open_database
+from holdfast.outbox.audit import Warrant
+
+app = typer.Typer(
+    help="Keys that a consumer holds back, and what to do about them.", no_args_is_help=True
+)
+
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+OfTopic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
+TheKey = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]
+OnlyGroup = Annotated[str | None, typer.Option("--group", help="Only this group.")]
+
+
+def _desk(database: str) -> Desk:
+    engine = open_database(database)
+    with engine.connect() as db:
+        require_tables(db)
+    return Desk(engine)
+
+
+def _warrant(actor: str | None, reason: str) -> Warrant:
+    return Warrant(actor=getpass.getuser() if actor is None else actor, reason=reason)
+
+
+@app.command("list", epilog="Example: holdfast keys list --group billing")
+def list_(
+    *,
+    config: Config = None,
+    database: Database,
+    group: OnlyGroup = None,
+    topic: Topic = None,
+    limit: Limit = 100,
+    as_json: Json = False,
+) -> None:
+    """List the keys that wait, the longest waiting first, with the dead letter that holds them."""
+    keys = _desk(database).waiting(group=group, topic=topic, limit=limit)
+    if as_json:
+        print_json([asdict(key) for key in keys])
+        return
+    if not keys:
+        say("no key is held")
+        return
+    rows = [
+        (k.group, k.topic, k.key, k.parked, f"{k.since:%Y-%m-%d %H:%M:%S}Z", k.dead_letter or "",
+         "" if k.due is None else f"{k.due:%H:%M:%S}Z", k.note or "")
+        for k in keys
+    ]  # fmt: skip
+    print_table(("group", "topic", "key", "parked", "since", "dead letter", "due", "note"), rows)
+    say("next: close the dead letter (holdfast dlq …), or  holdfast keys release … --reason …")
+
+
+@app.command(epilog="Example: holdfast keys show billing orders ada")
+def show(
+    group: Group,
+    topic: OfTopic,
+    key: TheKey,
+    *,
+    config: Config = None,
+    database: Database,
+    limit: Limit = 20,
+    as_json: Json = False,
+) -> None:
+    """Show the messages parked behind a key, in order."""
+    rows = _desk(database).messages(group, topic, key, limit=limit)
+    shown = [
+        {"number": row.seq, "message": row.origin.message.id, "attempt": row.attempt,
+         "position": f"{row.origin.lane.partition}/{row.origin.position}",
+         "bytes": len(row.origin.body or b"")}
+        for row in rows
+    ]  # fmt: skip
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        say("the key is held, and nothing waits behind it")
+    else:
+        print_table(tuple(shown[0]), [tuple(row.values()) for row in shown])
+
+
+@app.command(epilog="Example: holdfast keys release billing orders ada --reason 'order is fixed'")
+def release(
+    group: Group,
+    topic: OfTopic,
+    key: TheKey,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+) -> None:
+    """Let a key go on: what is parked runs in order, before anything newer."""
+    parked = _desk(database).release(group, topic, key, _warrant(actor, reason))
+    say(f"released {key}: {parked} parked messages run now")
+
+
+@app.command(epilog="Example: holdfast keys skip billing orders ada --count 1 --reason 'obsolete'")
+def skip(
+    group: Group,
+    topic: OfTopic,
+    key: TheKey,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    count: Annotated[int, typer.Option(min=1, help="How many, from the first.")] = 1,
+    actor: Actor = None,
+) -> None:
+    """Discard the first messages parked behind a key; they are never handled."""
+    gone = _desk(database).skip(group, topic, key, _warrant(actor, reason), count=count)
+    say(f"skipped {gone} messages of {key}")
