@@ -18,6 +18,7 @@ from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.target import Target
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
+from holdfast.testing import wait_until
 from tests.servers import Kafka, Postgres
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def _wire(engine: Engine, broker: Broker) -> tuple[str, list[Message]]:
     plan = freeze(engine, Selection(consumer_group="billing"), TERMS, WHO).plan
     target = Target(broker, None)
     with engine.connect() as db:
-        found = [target.addressed(one, plan.id) for one in outgoing(db, plan.id, 0, COUNT)]
+        batch = outgoing(db, plan.id, 0, COUNT)
+    # A fresh cluster has no coordinator for groups yet.
+    wait_until(lambda: target.addressed(batch[0], plan.id), what="the broker knows groups")
+    found = [target.addressed(one, plan.id) for one in batch]
     Plans(engine).abort(plan, WHO)
     return found[0].topic, found
 
