@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# More than cores: most tests wait for a server most of the time.
+WORKERS ?= 4
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
 PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry testing
 # Importing `outbox` from the root would make a second copy of holdfast.outbox.
@@ -45,7 +47,7 @@ servers: $(DEV) ## install the real servers that the tests start
 	@$(BIN)/python tests/servers/install.py
 
 test: $(DEV) servers ## install everything, start the real servers, run every test
-	$(BIN)/python -m pytest -m "not chaos" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(DEV) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -53,7 +55,7 @@ check: $(DEV) ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(DEV) servers ## measure against peers and raw floors (ONLY=name for one)
+bench: $(DEV) servers ## measure against peers and raw floors (ONLY=core,redis for some)
 	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
 
 chaos: $(DEV) servers ## the long fault runs

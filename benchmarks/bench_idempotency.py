@@ -109,7 +109,7 @@ def batched_against_single(engine: Engine) -> Figure:
 
 def batched_against_plain(engine: Engine) -> Figure:
     """Measure the cost of dedup on top of the same batched inserts without it."""
-    runner, rounds = BatchRunner(engine), 10
+    runner, rounds = BatchRunner(engine), 6
 
     def messages() -> list[list[Message]]:
         return [
@@ -143,7 +143,7 @@ def batched_against_plain(engine: Engine) -> Figure:
         goal=Goal(at_most=1.3),
         detail="PostgreSQL, commit to disk, one business row of 300 bytes each; the peer writes "
         "the same rows by the same statement in as many transactions, without dedup",
-        rounds=9,
+        rounds=15,
     )
 
 

@@ -18,6 +18,8 @@ COMMANDS = (
          "Publish the rows of tables, then every change of them, as Debezium's change events."),
     Late("dlq", "holdfast.cli.dlq:app", "See what failed and why, try the fix, replay it safely."),
     Late("outbox", "holdfast.cli.outbox:app", "Look into the outbox and handle parked keys."),
+    Late("inbox", "holdfast.cli.inbox:app",
+         "See and prune what consumers remember of handled messages."),
     Late("db", "holdfast.cli.db:app", "Create and upgrade Holdfast's tables."),
     Late("doctor", "holdfast.cli.doctor:doctor",
          "Examine the outbox and name each trouble with its fix; nothing is changed."),

@@ -8,6 +8,8 @@ import typer
 from holdfast.brokers import connect, schemes
 from holdfast.cli.display import out, print_json, print_table
 from holdfast.cli.options import Broker, Json
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.urls import mask
 
 
 def brokers(*, as_json: Json = False) -> None:
@@ -27,8 +29,12 @@ def lag(
     as_json: Json = False,
 ) -> None:
     """Show how many messages a group has not yet settled, by lane."""
+    if not group or not all(topics):
+        raise ConfigurationError("a topic or the group is an empty text: name it")
     with closing(connect(broker)) as connected:
         counts = connected.lag(group, topics)
+    if missing := sorted(set(topics) - {topic for topic, _ in counts}):
+        raise NotFound(f"{mask(broker)} has no topic {', '.join(map(repr, missing))}")
     if as_json:
         print_json([{"topic": t, "partition": p, "lag": n} for (t, p), n in sorted(counts.items())])
         return

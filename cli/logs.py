@@ -11,6 +11,8 @@ from enum import Enum
 from holdfast.cli.display import plain
 from holdfast.urls import is_secret, mask
 
+_CLIENTS = ("kafka", "pika", "nats")
+"""What these tell, and often and unmasked, their adapters tell once and in a sentence."""
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -70,6 +72,8 @@ def configure(form: LogFormat, level: LogLevel) -> None:
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("holdfast").setLevel(level.name)
+    for client in _CLIENTS:
+        logging.getLogger(client).setLevel(logging.CRITICAL)
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -107,6 +107,7 @@ class Assembly:
         if self._books is not None:
             with translated(), self._books.engine.connect() as db:
                 require_tables(db)
+            self._books.introduce(self._routes.values())
         topics = [*self._routes, *(replay_topic(topic, self._group) for topic in self._routes)]
         source = self._connected(sorted(topics))
         self.runtime.attach(source)

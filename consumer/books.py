@@ -8,20 +8,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.transaction import DatabaseDown
 from holdfast.consumer.work import current_work
 from holdfast.errors import DependencyDown
-from holdfast.idempotency import Ledger
+from holdfast.idempotency import Inbox, Ledger
 from holdfast.idempotency.transactions import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.clock import Clock
+    from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.work import Work
     from holdfast.ports import Delivery
@@ -54,6 +56,15 @@ class Books:
         """Return what *work* returns in a transaction of its own."""
         with translated():
             return transact(self.engine, work, clock=self._clock)
+
+    def introduce(self, routes: Iterable[Route]) -> None:
+        """Enter the consumers in the inbox's roster now: handlers would wait for each other."""
+        for route in routes:
+            for layer in route.plan.layers:
+                inbox = getattr(layer, "inbox", None)
+                if isinstance(inbox, Inbox):
+                    with translated(), Session(self.engine) as session, session.begin():
+                        inbox.enter(session, route.consumer)
 
     def failed(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt."""

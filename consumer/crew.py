@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.work import Released, Verdict, Work
@@ -55,6 +56,7 @@ class Crew:
             for n in range(workers)
         ]
         self._loop = asyncio.new_event_loop() if has_async else None
+        self._most_tasks = tasks
         self._room = asyncio.Semaphore(tasks)
         if self._loop is not None:
             loop = threading.Thread(target=self._serve, name="holdfast-loop", daemon=True)
@@ -138,6 +140,10 @@ class Crew:
     def _serve(self) -> None:
         assert self._loop is not None  # noqa: S101
         asyncio.set_event_loop(self._loop)
+        # One for each task, or those that wait for a lock could keep its holder from going on.
+        self._loop.set_default_executor(
+            ThreadPoolExecutor(self._most_tasks, thread_name_prefix="holdfast-async")
+        )
         self._loop.run_forever()
         self._loop.close()
 

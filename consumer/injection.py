@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from holdfast.errors import ConfigurationError
-from holdfast.ids import derived_id
+from holdfast.idempotency import idempotency_key
 from holdfast.layer import Call, Layer, Stage
 from holdfast.message import Message
 from holdfast.outbox import Outbox
@@ -61,7 +61,7 @@ class Injection(Layer):
                 return self._outbox
             case _:
                 identity = "" if call.message is None else call.message.id
-                return Attempt(call.attempt, derived_id(call.consumer, identity), call.error)
+                return Attempt(call.attempt, idempotency_key(call.consumer, identity), call.error)
 
 
 def wanted_by(function: Callable[..., Any]) -> dict[str, str]:

@@ -328,9 +328,7 @@ class Lanes:
             lane = self._suspects.popleft()
             if lane.state is State.SUSPECT and self._is_live(lane):
                 self._alone = self._start(lane)
-        if self._suspects or self._alone:
-            return
-        while self._stalled:
+        while self._stalled and not (self._suspects or self._alone):
             lane = self._stalled.popleft()
             if lane.state is State.SUSPECT and self._is_live(lane):
                 self._issue(lane)

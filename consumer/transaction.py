@@ -37,7 +37,12 @@ class Transaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        # Stricter levels would fail on a rival's commit instead of seeing a duplicate.
+        self._engine = (
+            engine.execution_options(isolation_level="READ COMMITTED")
+            if engine.dialect.name == "postgresql"
+            else engine
+        )
 
     def describe(self) -> str:
         """Say which database."""
@@ -94,7 +99,11 @@ class AsyncTransaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self._engine = (
+            engine.execution_options(isolation_level="READ COMMITTED")
+            if engine.dialect.name == "postgresql"
+            else engine
+        )
 
     def describe(self) -> str:
         """Say which database."""

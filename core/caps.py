@@ -61,7 +61,11 @@ class Caps:
     """`reject` moves the message to a dead-letter place of the broker's own."""
     pause: Pause = Pause.NONE
     transactions: bool = False
-    """A batch can be published atomically."""
+    """A batch can be published atomically: all that can be stored of it, or nothing.
+
+    Kafka does so for sinks made with `transactional_id=`, where one refused message takes
+    the others back, too; the embedded brokers and Redis do so for every batch.
+    """
     publish_dedup: float | None = None
     """Seconds within which a message id published twice is stored once."""
     max_message: int | None = None

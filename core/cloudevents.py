@@ -50,13 +50,20 @@ _json = msgspec.json.Encoder().encode
 
 def to_wire(message: Message, *, prefix: str = "ce_") -> tuple[Pair, ...]:
     """Return all headers that *message* travels with in binary mode."""
+    if isinstance(message, Staged) and prefix == "ce_":
+        return message.wire
+    return tuple(wire_list(message, prefix))
+
+
+def wire_list(message: Message, prefix: str = "ce_") -> list[Pair]:
+    """Return what `to_wire` returns, for clients that take nothing but a list."""
     if isinstance(message, Staged):
-        return message.wire if prefix == "ce_" else to_wire(_unstaged(message), prefix=prefix)
+        return list(message.wire) if prefix == "ce_" else wire_list(_unstaged(message), prefix)
     if (names := _NAMES.get(prefix)) is None:
         raise ConfigurationError(f"prefix {prefix!r}: use one of {', '.join(PREFIXES)}")
     version, id_, type_, source, time, schema, correlation, causation, trace, key, key64 = names
     try:
-        pairs: list[tuple[str, bytes]] = [
+        pairs: list[Pair] = [
             (version, _VERSION),
             (id_, message.id.encode()),
             (type_, message.type.encode()),
@@ -73,15 +80,17 @@ def to_wire(message: Message, *, prefix: str = "ce_") -> tuple[Pair, ...]:
             pairs.append((trace, text.encode()))
         if (own := message.key) is not None:
             pairs.append((key, own) if own and is_text(own) else (key64, b64encode(own)))
-        if prefix == "ce-" and b"".join([value for _, value in pairs]).translate(None, _PLAIN):
-            pairs = [(name, quote_from_bytes(value, _PLAIN).encode()) for name, value in pairs]
+        if prefix == "ce-" and b"".join([v or b"" for _, v in pairs]).translate(None, _PLAIN):
+            pairs = [(n, quote_from_bytes(v or b"", _PLAIN).encode()) for n, v in pairs]
         if (text := message.content_type) is not None:
             pairs.append(("content-type", text.encode()))
     except UnicodeEncodeError as error:
         raise InvalidMessage(
             f"{error.object!r} cannot be written as UTF-8: remove the lone surrogate"
         ) from error
-    return tuple(pairs) + message.headers.pairs
+    if own_headers := message.headers.pairs:
+        pairs += own_headers
+    return pairs
 
 
 def _unstaged(staged: Staged) -> Message:

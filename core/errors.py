@@ -25,7 +25,7 @@ HoldfastError
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -45,6 +45,11 @@ class HoldfastError(Exception):
     """Root of every error raised by Holdfast."""
 
     remedy: ClassVar[Remedy] = Remedy.FIX
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is made again from its text alone, which an error that is
+        # made from several facts does not survive on its way from another process.
+        return _remade, (type(self), self.args, self.__dict__)
 
 
 class ConfigurationError(HoldfastError):
@@ -191,3 +196,13 @@ class StaleDelivery(HoldfastError):
     """The delivery belongs to an assignment that has ended; its settling was ignored."""
 
     remedy = Remedy.RELEASE
+
+
+def _remade(
+    kind: type[HoldfastError], args: tuple[object, ...], facts: dict[str, object]
+) -> HoldfastError:
+    """Return an error as it was, from what a copy of it carries."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error

@@ -9,15 +9,18 @@ import re
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from holdfast.brokers import connect
 from holdfast.caps import Caps
 
 PAGE = Path(__file__).parent / "brokers.md"
+_DAY = 86_400
 SHOWN = {
     "memory": "memory:",
-    "SQLite": "sqlite:////tmp/holdfast-render.db",
+    "SQLite": "sqlite:///{folder}/render.db",
     "Kafka": "kafka://localhost:9092",
+    "Kafka (confluent)": "kafka+confluent://localhost:9092",
     "RabbitMQ": "amqp://localhost",
     "Redis Streams": "redis://localhost",
     "NATS JetStream": "nats://localhost",
@@ -26,7 +29,8 @@ SHOWN = {
 
 def table() -> str:
     """Return the table in Markdown: a row per capability, a column per broker."""
-    caps = {name: _caps(url) for name, url in SHOWN.items()}
+    with TemporaryDirectory() as folder:
+        caps = {name: _caps(url.format(folder=folder)) for name, url in SHOWN.items()}
     lines = [f"| | {' | '.join(caps)} |", "|---" * (len(caps) + 1) + "|"]
     for field in fields(Caps):
         cells = [_cell(getattr(declared, field.name)) for declared in caps.values()]
@@ -36,17 +40,17 @@ def table() -> str:
 
 def page() -> str:
     """Return the page with a fresh table."""
-    mark = re.compile(r"(<!-- caps -->\n).*?(\n<!-- /caps -->)", re.DOTALL)
-    return mark.sub(lambda match: match[1] + table() + match[2], PAGE.read_text())
+    mark = re.compile(r"(<!-- caps -->\n).*?(<!-- /caps -->)", re.DOTALL)
+    text, found = mark.subn(lambda match: f"{match[1]}{table()}\n{match[2]}", PAGE.read_text())
+    if found != 1:
+        raise SystemExit(f"{PAGE} has no place for the table: <!-- caps --> and <!-- /caps -->")
+    return text
 
 
 def _caps(url: str) -> Caps:
     broker = connect(url)
-    declared = broker.caps
     broker.close()
-    if url.startswith("sqlite:"):
-        Path(url.removeprefix("sqlite:///")).unlink()
-    return declared
+    return broker.caps
 
 
 def _cell(value: object) -> str:
@@ -59,6 +63,8 @@ def _cell(value: object) -> str:
             return "–"
         case float() if value == float("inf"):
             return "any"
+        case float() if value >= _DAY:
+            return f"{value / _DAY:g} d"
         case float():
             return f"{value:g} s"
         case _:

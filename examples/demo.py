@@ -9,17 +9,18 @@ and between commit and acknowledgement. At the end it counts.
 from __future__ import annotations
 
 import itertools
+import logging
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from sqlalchemy import Column, Integer, MetaData, String, func, insert, select
 from sqlalchemy import Table as SqlTable
@@ -34,14 +35,14 @@ from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox import create_tables as create_outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.engine import Engine
 
     from holdfast.message import Message
-    from holdfast.ports import Delivery, Published
+    from holdfast.ports import Broker, Delivery, Published
 
-ORDERS, CUSTOMERS = 300, 12
+ORDERS, CUSTOMERS = 200, 12
 shop_tables, bank_tables = MetaData(), MetaData()
 orders = SqlTable(
     "orders",
@@ -66,34 +67,43 @@ class OrderPlaced(msgspec.Struct):
     cents: int
 
 
+PROCESSES = multiprocessing.get_context("forkserver")  # a new one starts in milliseconds
+PROCESSES.set_forkserver_preload(["__main__"])
+
+
 def main() -> int:
-    console = Console()
+    console = Console(highlight=False)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         os.chdir(folder)
         create_outbox(shop := open_database("sqlite:///shop.db"))
         shop_tables.create_all(shop)
         create_consumer(bank := open_database("sqlite:///bank.db"))
         bank_tables.create_all(bank)
-        connect("sqlite:///broker.db").create_topic("orders", partitions=4)
-        return show(console, shop, bank)
+        broker = connect("sqlite:///broker.db")
+        broker.create_topic("orders", partitions=4)
+        code = show(console, shop, bank, broker)
+        broker.close()
+    console.print(f"[dim]{time.monotonic() - began:.0f} seconds, no server.[/]")
+    return code
 
 
-def show(console: Console, shop: Engine, bank: Engine) -> int:
+def show(console: Console, shop: Engine, bank: Engine, broker: Broker) -> int:
+    def waiting() -> int:
+        return sum(broker.lag("billing", ["orders"]).values())
+
     console.rule("[bold]1. A service takes orders; each event commits with its order")
-    kills = run_until(console, "service", lambda: count(shop, orders) >= ORDERS)
+    kills = phase(console, service, "committed", ORDERS, lambda: count(shop, orders))
     console.print(f"   {count(shop, orders)} orders committed, {kills} × SIGKILL mid-transaction")
 
     console.rule("[bold]2. A relay publishes them, and dies between publish and delete")
-    kills = run_until(console, "relay", lambda: outbox_size(shop) == 0)
-    stored = sum(connect("sqlite:///broker.db").lag("billing", ["orders"]).values())
+    placed = outbox_size(shop)
+    kills = phase(console, relay, "published", placed, lambda: placed - outbox_size(shop))
+    stored = waiting()
     console.print(f"   {stored} messages on the broker, {kills} × SIGKILL: some are there twice")
 
     console.rule("[bold]3. A consumer charges customers, and dies between commit and ack")
-    kills = run_until(
-        console,
-        "consumer",
-        lambda: not any(connect("sqlite:///broker.db").lag("billing", ["orders"]).values()),
-    )
+    kills = phase(console, consumer, "settled", stored, lambda: stored - waiting())
     console.print(f"   {count(bank, charges)} charges made, {kills} × SIGKILL")
     return verdict(console, shop, bank, stored)
 
@@ -135,22 +145,37 @@ def out_of_order(made: list[Any], customer: str) -> int:
     return sum(a > b for a, b in itertools.pairwise(ids))
 
 
-def run_until(console: Console, role: str, done: Any) -> int:
-    """Start *role* again and again until *done*; return how often it was killed."""
+def phase(
+    console: Console, role: Callable[[int], None], what: str, goal: int, reached: Callable[[], int]
+) -> int:
+    """Start *role* again and again until *goal* is reached; return how often it was killed."""
     kills = 0
-    while not done():
-        process = subprocess.Popen([sys.executable, __file__, role, str(kills)])
-        while process.poll() is None and not done():
-            time.sleep(0.02)
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-        elif process.returncode == -signal.SIGKILL:
-            kills += 1
-            console.print(f"   [red]✗[/] {role} {process.pid} killed; starting another")
-        elif process.returncode:
-            raise SystemExit(f"{role} failed with exit code {process.returncode}")
+    columns = (TextColumn(f"   {what:<9}"), BarColumn(44), MofNCompleteColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(what, total=goal)
+        while (now := reached()) < goal:
+            process = PROCESSES.Process(target=part, args=(role, kills))
+            process.start()
+            while process.is_alive() and (now := reached()) < goal:
+                progress.update(bar, completed=now)
+                time.sleep(0.05)
+            if process.is_alive():
+                process.terminate()
+            process.join()
+            if process.exitcode == -signal.SIGKILL:
+                kills += 1
+                name = f"{role.__name__} {process.pid}"
+                console.print(f"   [red]✗[/] {name} killed at {now}; starting another")
+            elif process.exitcode not in (0, -signal.SIGTERM):
+                raise SystemExit(f"{role.__name__} failed with exit code {process.exitcode}")
+        progress.update(bar, completed=now)
     return kills
+
+
+def part(role: Callable[[int], None], kills: int) -> None:
+    """Be one of the processes; what it logs about its dead predecessors goes to a file."""
+    logging.basicConfig(filename="demo.log")
+    role(kills)
 
 
 def count(engine: Engine, table: SqlTable) -> int:
@@ -186,7 +211,7 @@ def service(kills: int) -> None:
                 session, OrderPlaced(order_id, customer, cents), topic="orders", key=customer
             )
             made += 1
-            if kills < 2 and made == 90:
+            if kills < 2 and made == 60:
                 die()
             if chance.random() < 0.1:
                 session.rollback()  # the payment form was closed: order and event both go
@@ -238,7 +263,7 @@ def consumer(kills: int) -> None:
         )
 
     if kills < 3:
-        die_before_ack(billing, after=60)
+        die_before_ack(billing, after=40)
     billing.run()
 
 
@@ -263,7 +288,4 @@ def die_before_ack(billing: Consumer, after: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        {"service": service, "relay": relay, "consumer": consumer}[sys.argv[1]](int(sys.argv[2]))
-        raise SystemExit(0)
     raise SystemExit(main())

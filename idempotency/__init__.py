@@ -20,6 +20,7 @@ from holdfast.idempotency.pruner import prune
 from holdfast.idempotency.redis_inbox import RedisInbox
 from holdfast.idempotency.schema import create_tables, metadata
 from holdfast.idempotency.standing import Orphan, Standing
+from holdfast.idempotency.stats import InboxStats, stats
 
 __all__ = [
     "Admission",
@@ -31,6 +32,7 @@ __all__ = [
     "IdempotencyConflict",
     "InProgress",
     "Inbox",
+    "InboxStats",
     "LastWriteWins",
     "Lease",
     "LeaseLost",
@@ -46,4 +48,5 @@ __all__ = [
     "idempotent",
     "metadata",
     "prune",
+    "stats",
 ]

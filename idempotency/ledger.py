@@ -228,6 +228,7 @@ class Ledger:
 
     def _sweep(self, db: Any) -> list[Orphan]:
         found: list[Orphan] = []
+        db.execute(self._sql["adopt"], {"ttl": self.owner_seconds})
         for owner in db.execute(self._sql["dead_owners"], {"most": _DEAD_AT_ONCE}).scalars().all():
             marks = db.execute(self._sql["marks_of"], {"owner": owner}).all()
             found += judged(owner, marks)

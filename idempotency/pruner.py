@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.claim import unclaim_number
 from holdfast.idempotency.schema import roster
 from holdfast.idempotency.transactions import transact
@@ -61,7 +61,7 @@ def _windows(engine: Engine, consumer: str | None) -> list[Any]:
     with engine.connect() as db:
         rows = list(db.execute(query))
     if consumer is not None and not rows:
-        raise ConfigurationError(
+        raise NotFound(
             f"no consumer {consumer!r} has an inbox here: holdfast inbox stats lists them"
         )
     return rows

@@ -9,9 +9,10 @@ from sqlalchemy import delete, insert, select
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
 _LOOK_SECONDS, _MOST = 0.25, 1000
 _COLUMNS = [column.name for column in outbox.columns if column.name != "seq"]
@@ -41,17 +42,19 @@ class Delays:
             wait = db.execute(self._sql["next_due"]).scalar()
             if wait is None or wait > 0:
                 return 0
-        with self._engine.begin() as db:
-            now = float(db.execute(self._sql["now"]).scalar_one())
-            due = (
-                select(delayed)
-                .where(delayed.c.due <= now)
-                .order_by(delayed.c.due, delayed.c.seq)
-                .limit(_MOST)
-                .with_for_update(skip_locked=True)
-            )
-            rows = [dict(row) for row in db.execute(due).mappings()]
-            if rows:
-                db.execute(insert(outbox), [{name: row[name] for name in _COLUMNS} for row in rows])
-                db.execute(delete(delayed).where(delayed.c.seq.in_([row["seq"] for row in rows])))
+        return transact(self._engine, self._promote, clock=self._clock)
+
+    def _promote(self, db: Connection) -> int:
+        now = float(db.execute(self._sql["now"]).scalar_one())
+        due = (
+            select(delayed)
+            .where(delayed.c.due <= now)
+            .order_by(delayed.c.due, delayed.c.seq)
+            .limit(_MOST)
+            .with_for_update(skip_locked=True)
+        )
+        rows = [dict(row) for row in db.execute(due).mappings()]
+        if rows:
+            db.execute(insert(outbox), [{name: row[name] for name in _COLUMNS} for row in rows])
+            db.execute(delete(delayed).where(delayed.c.seq.in_([row["seq"] for row in rows])))
         return len(rows)

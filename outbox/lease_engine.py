@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Transient
 from holdfast.outbox.delays import Delays
 from holdfast.outbox.engine import Step
-from holdfast.outbox.leases import Leases, LeaseTerms
-from holdfast.outbox.outcome import precheck, sort_out
+from holdfast.outbox.leased_sink import LeasedSink
+from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
+from holdfast.outbox.outcome import Outcome, precheck, sort_out
 from holdfast.outbox.parking import Parking
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.table_pass import TablePass
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.ports import Published, Sink
 
@@ -53,8 +54,9 @@ class LeaseEngine:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._engine = _read_committed(engine)
-        self._sink = sink
+        self._clock = clock
         self._leases = Leases(self._engine, terms, clock=clock)
+        self._sink = LeasedSink(sink, self._leases)
         self._parking = Parking(self._engine, clock=clock)
         self._delays = Delays(self._engine, clock=clock)
         self._sql = statements("holdfast.outbox", engine.dialect.name)
@@ -77,8 +79,10 @@ class LeaseEngine:
             if not self._leases.owned:
                 return Step(published=done.published, parked=done.parked, idle=True, standby=True)
             return self._advance(done)
-        except BaseException:
+        except BaseException as error:
             self._restart()
+            if isinstance(error, LeaseLost):
+                self._leases.drop()
             raise
 
     def _begin_pass(self) -> int:
@@ -95,7 +99,7 @@ class LeaseEngine:
 
     def _advance(self, done: Step) -> Step:
         rows = self._pass.read()
-        done = done.plus(self._settle_flight())
+        outcome = self._landed()
         parked = 0
         if rows:
             rows, behind = self._parking.split(rows)
@@ -103,47 +107,55 @@ class LeaseEngine:
             parked = self._parking.park(self._leases, behind)
             parked += self._parking.refuse(self._leases, refused)
         if rows:
-            messages = [staged(row) for row in rows]
-            results = self._publisher.submit(self._sink.publish, messages)
-            self._flight = Flight(rows, results)
-            if self._pass.ended:
-                done = done.plus(self._settle_flight())
-        return Step(
-            published=done.published,
-            parked=done.parked + parked,
-            idle=not (rows or done.published or done.parked or parked),
-        )
+            self._send(rows)
+        self._delete(outcome.done)  # while the next batch is on its way
+        done = done.plus(Step(published=len(outcome.done), parked=len(outcome.refused) + parked))
+        if self._pass.ended:
+            done = done.plus(self._settle_flight())
+        return replace(done, idle=not (rows or done.published or done.parked))
+
+    def _send(self, rows: list[Row]) -> None:
+        messages = [staged(row) for row in rows]
+        self._flight = Flight(rows, self._publisher.submit(self._sink.publish, messages))
+
+    def _landed(self) -> Outcome:
+        """Wait for the batch in flight; what was refused of it is parked when this returns.
+
+        Nothing of a refused key may be sent before that, so it is not put off.
+        """
+        if self._flight is None:
+            return Outcome()
+        flight, self._flight = self._flight, None
+        outcome = sort_out(flight.rows, flight.results.result())
+        if outcome.outage is not None:
+            self._delete(outcome.done)
+        self._parking.refuse(self._leases, outcome.refused)
+        if outcome.outage is not None:
+            raise outcome.outage
+        return outcome
 
     def _settle_flight(self) -> Step:
         """Wait for the batch in flight and delete what the broker took of it."""
-        if self._flight is None:
-            return Step()
-        flight, self._flight = self._flight, None
-        return self._settle(flight.rows, flight.results.result())
-
-    def _settle(self, rows: Sequence[Row], results: Sequence[Published]) -> Step:
-        outcome = sort_out(rows, results)
+        outcome = self._landed()
         self._delete(outcome.done)
-        parked = self._parking.refuse(self._leases, outcome.refused)
-        if outcome.outage is not None:
-            raise outcome.outage
-        return Step(published=len(outcome.done), parked=parked)
+        return Step(published=len(outcome.done), parked=len(outcome.refused))
 
     def _delete(self, seqs: Sequence[int]) -> None:
         if not seqs:
             return
-        with self._engine.begin() as db:
+
+        def delete(db: Connection) -> None:
             if not self._leases.holds(db):
-                self._leases.drop()
                 raise LeaseLost
             db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+
+        transact(self._engine, delete, clock=self._clock)
 
     def _restart(self) -> None:
         """Begin the next pass from the bottom: whatever was in flight is read again."""
         flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.results.cancel()
-            flight.results.exception()
+        if flight is not None and not flight.results.cancel():
+            flight.results.exception()  # nothing may be on its way when the next one begins
         self._pass.end()
 
     def close(self) -> None:
@@ -154,13 +166,6 @@ class LeaseEngine:
             self._pass.end()
             self._publisher.shutdown()
             self._leases.release()
-
-
-class LeaseLost(Transient):
-    """The leases ran out before the deletion: the rows stay, and are published again."""
-
-    def __init__(self) -> None:
-        super().__init__("the relay's leases ran out; another relay may own the shards now")
 
 
 def _read_committed(engine: Engine) -> Engine:

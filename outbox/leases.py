@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, Transient
 from holdfast.ids import new_id
 from holdfast.outbox.schema import SHARDS
 from holdfast.outbox.tables import require_tables
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 log = logging.getLogger("holdfast.outbox")
+
+_SPARE = 0.1
+"""The share of a lease that is left unused: time for a client to let go of a batch."""
+
+
+class LeaseLost(Transient):
+    """The leases ran out: nothing was deleted, and the rows are published again."""
+
+    def __init__(self) -> None:
+        super().__init__("the relay's leases ran out; another relay may own the shards now")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,15 @@ class Leases:
         return self._renewed + self.terms.seconds - self._clock.monotonic()
 
     @property
+    def publishable(self) -> float:
+        """Seconds within which a publish must have ended; none are left at 0 or below.
+
+        A relay that was frozen, or cut off from its database, does not know that another
+        one took over. It stops by its own clock, before the lease can be anybody else's.
+        """
+        return self.remaining - self.terms.seconds * _SPARE
+
+    @property
     def due(self) -> bool:
         """Whether it is time to renew."""
         return self.remaining < self.terms.seconds * 2 / 3
@@ -73,13 +93,15 @@ class Leases:
         Call it with nothing in flight: shards may change hands here.
         """
         asked = self._clock.monotonic()
-        with self._engine.begin() as db:
-            if not self._seeded:
-                require_tables(db)
-                db.execute(self._sql["seed"], {"last": SHARDS - 1})
-            self.owned = self._share(db)
+        self.owned = transact(self._engine, self._renewed_shards, clock=self._clock)
         self._seeded = True
         self._renewed = asked
+
+    def _renewed_shards(self, db: Connection) -> Mapping[int, int]:
+        if not self._seeded:
+            require_tables(db)
+            db.execute(self._sql["seed"], {"last": SHARDS - 1})
+        return self._share(db)
 
     def _share(self, db: Connection) -> Mapping[int, int]:
         terms, me = self.terms, {"me": self.me}
@@ -113,10 +135,12 @@ class Leases:
         """Give everything back at once, so that another relay need not wait."""
         if not self._seeded:
             return  # nothing was ever taken, and the tables may not be there
-        with self._engine.begin() as db:
-            db.execute(self._sql["free"], {"me": self.me, "shards": self.listed([])})
-            db.execute(self._sql["bury"], {"me": self.me})
+        transact(self._engine, self._leave, clock=self._clock)
         self.owned = {}
+
+    def _leave(self, db: Connection) -> None:
+        db.execute(self._sql["free"], {"me": self.me, "shards": self.listed([])})
+        db.execute(self._sql["bury"], {"me": self.me})
 
     def listed(self, numbers: Iterable[int]) -> str:
         """Return *numbers* as the one text parameter that the statements take apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 Refused = tuple["Row", HoldfastError | None]
 _SPARE = 4096  # bytes that keys and CloudEvents headers are allowed for before a close look
+
+
+class Overtaken(HoldfastError):
+    """The broker refused an event and stored later ones of its key, sent in the same batch."""
+
+    def __init__(self, refusal: HoldfastError, later: int) -> None:
+        super().__init__(
+            f"{refusal}; {later} later event(s) of its key, sent together with it, are stored "
+            "already: a release puts it behind them, and then repeats them"
+        )
+        self.refusal = refusal
+        self.later = later
 
 
 @dataclass(slots=True)
@@ -39,7 +52,8 @@ def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
         outcome.done = [row.seq for row in rows]
         return outcome
     stuck: set[tuple[str, str]] = set()
-    blocked: set[tuple[str, str]] = set()
+    blocked: dict[tuple[str, str], int] = {}
+    later: Counter[tuple[str, str]] = Counter()
     for row, result in zip(rows, results, strict=True):
         error, key = result.error, None if row.key is None else (row.topic, row.key)
         if key in stuck:
@@ -47,13 +61,18 @@ def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
         if error is None and key not in blocked:
             outcome.done.append(row.seq)
         elif error is None or error.remedy in (Remedy.FIX, Remedy.DEAD_LETTER):
-            outcome.refused.append((row, error))
             if key is not None:
-                blocked.add(key)
+                blocked.setdefault(key, len(outcome.refused))
+                later[key] += error is None
+            outcome.refused.append((row, error))
         else:
             outcome.outage = outcome.outage or error
             if key is not None:
                 stuck.add(key)
+    for key, place in blocked.items():
+        row, error = outcome.refused[place]
+        if later[key] and error is not None:
+            outcome.refused[place] = row, Overtaken(error, later[key])
     return outcome
 
 
@@ -63,7 +82,7 @@ def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]
     Found before anything is sent, so that nothing of the same key overtakes them.
     """
     limit = caps.max_message
-    if limit is None or not any(_may_exceed(row, limit) for row in rows):
+    if limit is None or not _may_exceed(rows, limit):
         return list(rows), []
     fine: list[Row] = []
     refused: list[Refused] = []
@@ -80,5 +99,10 @@ def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]
     return fine, refused
 
 
-def _may_exceed(row: Row, limit: int) -> bool:
-    return len(row.payload or b"") + len(row.headers) + _SPARE > limit
+def _may_exceed(rows: Sequence[Row], limit: int) -> bool:
+    bound = limit - _SPARE
+    for row in rows:
+        payload = row.payload
+        if (0 if payload is None else len(payload)) + len(row.headers) > bound:
+            return True
+    return False

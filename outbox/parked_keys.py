@@ -15,8 +15,9 @@ from holdfast.outbox.audit import Audit, Warrant, in_utc
 from holdfast.outbox.difference import changes, digest
 from holdfast.outbox.parked_event import Edit, NotParked, ParkedEvent, ParkedKey
 from holdfast.outbox.parking import BEHIND, REFUSED, RELEASED
-from holdfast.outbox.rows import header_values, wire_headers
 from holdfast.outbox.schema import parked
+from holdfast.staged import packed, unpacked
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +69,7 @@ class ParkedKeys:
 
     def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = engine
+        self._clock = clock
         self._audit = Audit(engine, clock=clock)
 
     def waiting(self, *, topic: str | None = None, limit: int = 100) -> list[ParkedKey]:
@@ -113,8 +115,9 @@ class ParkedKeys:
 
         The order of each key holds. Return how many were released.
         """
-        refused = (*selection.where(), parked.c.state == REFUSED)
-        with self._engine.begin() as db:
+
+        def act(db: Connection) -> int:
+            refused = (*selection.where(), parked.c.state == REFUSED)
             found = select(parked.c.seq).where(*refused).order_by(parked.c.seq).with_for_update()
             seqs = db.execute(found).scalars().all()
             if not seqs:
@@ -122,23 +125,29 @@ class ParkedKeys:
             db.execute(update(parked).where(*refused).values(state=RELEASED))
             detail = {"events": len(seqs), "seqs": list(seqs[:_LISTED])}
             self._audit.record(db, warrant, "release", selection.subject, detail)
-        return len(seqs)
+            return len(seqs)
+
+        return transact(self._engine, act, clock=self._clock)
 
     def skip(self, event: str, warrant: Warrant) -> ParkedEvent:
         """Discard one refused event for good; what waits behind it then flows by itself."""
-        with self._engine.begin() as db:
+
+        def act(db: Connection) -> ParkedEvent:
             found = self._refused(db, event)
             db.execute(delete(parked).where(parked.c.seq == found.seq))
             detail = {**_identity(found), "payload_sha256": digest(found.payload)}
             self._audit.record(db, warrant, "skip", found.subject, detail)
-        return found
+            return found
+
+        return transact(self._engine, act, clock=self._clock)
 
     def edit(self, event: str, edit: Edit, warrant: Warrant) -> ParkedEvent:
         """Change the content of one refused event; it stays parked until it is released."""
-        with self._engine.begin() as db:
+
+        def act(db: Connection) -> ParkedEvent:
             found = self._refused(db, event)
             payload, headers = edit.apply(found)
-            new = {"payload": payload, "headers": header_values(headers)}
+            new = {"payload": payload, "headers": packed(headers)}
             db.execute(update(parked).where(parked.c.seq == found.seq).values(**new))
             names = {name for name, _ in set(headers) ^ set(found.headers)}
             detail = {
@@ -149,6 +158,8 @@ class ParkedKeys:
             }
             self._audit.record(db, warrant, "edit", found.subject, detail)
             return self._refused(db, event)
+
+        return transact(self._engine, act, clock=self._clock)
 
     def _refused(self, db: Connection, event: str) -> ParkedEvent:
         found = select(parked).where(_named([event])).with_for_update()
@@ -199,7 +210,7 @@ def _event(row: RowMapping) -> ParkedEvent:
         error=row["error"],
         parked_at=in_utc(row["parked_at"]),
         payload=row["payload"],
-        headers=wire_headers(msgspec.json.encode(row["headers"]).decode()),
+        headers=unpacked(msgspec.json.encode(row["headers"]).decode()),
     )
 
 

@@ -9,11 +9,12 @@ import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import HoldfastError, Transient
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.outcome import precheck, sort_out
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.schema import outbox, parked
 from holdfast.sql import statements
+from holdfast.transactions import transact
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.leases import Leases
+    from holdfast.outbox.outcome import Refused
     from holdfast.ports import Sink
 
 log = logging.getLogger("holdfast.outbox")
@@ -74,7 +76,7 @@ class Parking:
         """Move *rows* behind the parked rows of their keys."""
         return self._move(leases, [(row, None) for row in rows])
 
-    def refuse(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> int:
+    def refuse(self, leases: Leases, rows: Sequence[Refused]) -> int:
         """Move *rows* aside: those with an error were refused, the others wait behind."""
         for row, error in rows:
             if error is not None:
@@ -84,33 +86,31 @@ class Parking:
                 )  # fmt: skip
         return self._move(leases, rows)
 
-    def _move(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> int:
+    def _move(self, leases: Leases, rows: Sequence[Refused]) -> int:
         if not rows:
             return 0
-        seqs = [row.seq for row, _ in rows]
-        with self._engine.begin() as db:
-            if not leases.holds(db):
-                leases.drop()
-                raise Transient("the relay's leases ran out before parking; nothing was moved")
-            there = outbox.c.seq == bindparam("at")
-            source = select(
-                *(outbox.c[name] for name in _COPIED),
-                bindparam("why", type_=parked.c.error.type),
-                bindparam("now", type_=parked.c.parked_at.type),
-                bindparam("how", type_=parked.c.state.type),
-            ).where(there)
-            copy = insert(parked).from_select([*_COPIED, "error", "parked_at", "state"], source)
-            now = self._clock.now()
-            for row, error in rows:
-                why = None if error is None else mask(str(error))[:2000]
-                how = BEHIND if error is None else REFUSED
-                db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
-            db.execute(
-                statements("holdfast.outbox", self._engine.dialect.name)["delete"],
-                {"seqs": leases.listed(seqs)},
-            )
+        transact(self._engine, lambda db: self._set_aside(db, leases, rows), clock=self._clock)
         self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
         return len(rows)
+
+    def _set_aside(self, db: Connection, leases: Leases, rows: Sequence[Refused]) -> None:
+        if not leases.holds(db):
+            raise LeaseLost
+        there = outbox.c.seq == bindparam("at")
+        source = select(
+            *(outbox.c[name] for name in _COPIED),
+            bindparam("why", type_=parked.c.error.type),
+            bindparam("now", type_=parked.c.parked_at.type),
+            bindparam("how", type_=parked.c.state.type),
+        ).where(there)
+        copy = insert(parked).from_select([*_COPIED, "error", "parked_at", "state"], source)
+        now = self._clock.now()
+        for row, error in rows:
+            why = None if error is None else mask(str(error))[:2000]
+            how = BEHIND if error is None else REFUSED
+            db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
+        gone = statements("holdfast.outbox", self._engine.dialect.name)["delete"]
+        db.execute(gone, {"seqs": leases.listed(row.seq for row, _ in rows)})
 
     def _released(self, db: Connection, leases: Leases) -> list[Row]:
         """Return what may go in our shards: of each key, all before the first still refused."""
@@ -135,17 +135,22 @@ class Parking:
             return 0
         rows, refused = precheck(rows, sink.caps)
         outcome = sort_out(rows, sink.publish([staged(row) for row in rows]))
-        with self._engine.begin() as db:
+        again = [*refused, *outcome.refused]
+        for row, error in again:
+            if error is not None:
+                log.error("released event %s is refused again: %s", row.id, mask(str(error)))
+
+        def settle(db: Connection) -> None:
             if not leases.holds(db):
-                leases.drop()
-                raise Transient("the relay's leases ran out; released events stay parked")
+                raise LeaseLost
             if outcome.done:
                 db.execute(delete(parked).where(parked.c.seq.in_(outcome.done)))
-            for row, error in (*refused, *outcome.refused):
+            for row, error in again:
                 if error is not None:
-                    log.error("released event %s is refused again: %s", row.id, mask(str(error)))
-                    again = {"state": REFUSED, "error": mask(str(error))[:2000]}
-                    db.execute(update(parked).where(parked.c.seq == row.seq).values(**again))
+                    why = {"state": REFUSED, "error": mask(str(error))[:2000]}
+                    db.execute(update(parked).where(parked.c.seq == row.seq).values(**why))
+
+        transact(self._engine, settle, clock=self._clock)
         if outcome.outage is not None:
             raise outcome.outage
         return len(outcome.done)

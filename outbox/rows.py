@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import uuid
 import zlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from holdfast.cloudevents import to_wire
 from holdfast.errors import InvalidMessage
 from holdfast.outbox.schema import SHARDS
-from holdfast.staged import Staged
+from holdfast.staged import Staged, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from holdfast.headers import Pair
     from holdfast.message import Message
 
 _UNKNOWN = datetime.fromtimestamp(0, UTC)  # the wire headers carry the real time
-_decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
 _LONGEST, _DASHED = 255, 36
 
 
@@ -62,73 +55,23 @@ def values(message: Message) -> dict[str, Any]:
         "aggregateid": key,
         "type": message.type,
         "payload": message.payload,
-        "headers": header_values(to_wire(message)),
+        "headers": packed(to_wire(message)),
         "shard": shard_of(message.topic, key, message.id),
     }
 
 
 def staged(row: Row) -> Staged:
     """Return the message of *row*, ready for a sink."""
-    wire = wire_headers(row.headers)
-    own = row.id if len(row.id) == _DASHED else str(uuid.UUID(row.id))
-    if not wire or wire[0][0] != "ce_specversion":  # a row of somebody else's making
-        wire = (("ce_id", own.encode()), ("ce_type", row.type.encode()), *wire)
+    own = row.id
     return Staged(
-        id=own,
+        id=own if len(own) == _DASHED else str(uuid.UUID(own)),
         topic=row.topic,
         payload=row.payload,
         key=None if row.key is None else row.key.encode(),
         type=row.type,
         time=_UNKNOWN,
-        wire=wire,
+        packed=row.headers,
     )
-
-
-def header_values(pairs: Iterable[Pair]) -> list[list[Any]]:
-    """Return *pairs* as the `headers` column keeps them."""
-    return [[name, _text(value)] for name, value in pairs]
-
-
-def wire_headers(text: str) -> tuple[Pair, ...]:
-    """Return the headers in the `headers` column; of any JSON, so that no row stops a relay."""
-    if text in ("{}", "[]", "null"):
-        return ()
-    try:
-        return tuple(
-            [
-                (name, value.encode() if type(value) is str else _bytes(value))
-                for name, value in _decode(text)
-            ]
-        )
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
-        return _foreign(text)
-
-
-def _foreign(text: str) -> tuple[Pair, ...]:
-    """Return headers that another program wrote: an object by its names, else the text."""
-    try:
-        found = msgspec.json.decode(text)
-    except msgspec.MsgspecError:
-        found = None
-    if not isinstance(found, dict):
-        return (("headers", text.encode()),)
-    return tuple(
-        (name, value.encode() if isinstance(value, str) else msgspec.json.encode(value))
-        for name, value in found.items()
-    )
-
-
-def _text(value: bytes | None) -> str | dict[str, str] | None:
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
-
-
-def _bytes(value: dict[str, str] | None) -> bytes | None:
-    return None if value is None else base64.b64decode(value["base64"])
 
 
 def _uuid(text: str) -> uuid.UUID:

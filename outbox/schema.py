@@ -21,7 +21,6 @@ from sqlalchemy import (
     Uuid,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects.postgresql import JSONB
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -36,7 +35,6 @@ metadata = MetaData()
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
 # MariaDB's own UUID and MySQL's CHAR would differ by the URL's first word; CHAR does for both.
 _Id = Uuid(native_uuid=False).with_variant(Uuid(), "postgresql")
-_Headers = JSON().with_variant(JSONB, "postgresql")
 _Payload = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
 # MySQL compares text without regard to case or accents, which would merge keys.
 _Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
@@ -49,7 +47,7 @@ def _event_columns() -> list[Column[object]]:
         Column("aggregateid", _Name),
         Column("type", String(255), nullable=False),
         Column("payload", _Payload),
-        Column("headers", _Headers, nullable=False),
+        Column("headers", JSON, nullable=False),
         Column("shard", SmallInteger, nullable=False),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast.outbox.rows import Row
+from holdfast.outbox.row_reading import read_rows
 from holdfast.outbox.schema import SHARDS
 from holdfast.sql import statements
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.leases import Leases
+    from holdfast.outbox.rows import Row
 
 _BATCHES = 32  # after so many a pass ends, so that its snapshot holds up no vacuum for long
 
@@ -54,8 +55,7 @@ class TablePass:
         if not everything:
             where["shards"] = self._leases.listed(self._leases.owned)
         with self._connection() as db:
-            result = db.execute(self._sql["read_all" if everything else "read"], where)
-            rows = [Row(*row) for row in result.cursor.fetchall()]
+            rows = read_rows(db, self._sql["read_all" if everything else "read"], where)
         self._batches += 1
         if len(rows) < self._batch or self._batches >= _BATCHES:
             self.end()

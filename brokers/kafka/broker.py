@@ -109,6 +109,12 @@ class KafkaBroker:
         lanes = [lane for topic in topics for lane in self._cluster.lanes(topic)]
         return {lane: extent.lag for lane, extent in self._cluster.extents(group, lanes).items()}
 
+    def ends(self, topics: Sequence[str]) -> Mapping[Lane, int]:
+        """Return the offset that the next message of every lane gets."""
+        lanes = [lane for topic in topics for lane in self._cluster.lanes(topic)]
+        extents = self._cluster.extents(None, lanes)
+        return {lane: extent.end for lane, extent in extents.items()}
+
     def close(self) -> None:
         """Close the broker's own connection."""
         self._cluster.close()
@@ -121,7 +127,6 @@ def _driver(settings: KafkaSettings, clock: Clock) -> Driver:
         from holdfast.brokers.kafka.confluent import ConfluentDriver
 
         return ConfluentDriver(settings, clock)
-    imported("kafka", extra="kafka")
     from holdfast.brokers.kafka.pure import PureDriver
 
     return PureDriver(settings, clock)

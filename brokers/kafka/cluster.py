@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.errors import InvalidMessage, UnknownTopic
+from holdfast.errors import BrokerDown, InvalidMessage, UnknownTopic
 from holdfast.ports import Lane
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_CREATION_SECONDS = 2.0  # how long a broker that creates topics on first use may take
+_CREATION_SECONDS = 2.0  # how long a broker may take to make a topic ready for use
 _LOOK_SECONDS = 0.05
 
 
@@ -97,12 +97,22 @@ class Cluster:
             self._clock.sleep(_LOOK_SECONDS)
         return found
 
-    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
-        """Return how far each of *lanes* reaches and how far *group* is."""
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each of *lanes* reaches and how far *group*, if any, is.
+
+        A new topic's leaders and a young cluster's coordinators are waited for a moment.
+        """
         if not lanes:
             return {}
-        with self.admin() as admin:
-            return admin.extents(group, lanes)
+        until = self._clock.monotonic() + _CREATION_SECONDS
+        while True:
+            try:
+                with self.admin() as admin:
+                    return admin.extents(group, lanes)
+            except BrokerDown:
+                if self._clock.monotonic() >= until:
+                    raise
+            self._clock.sleep(_LOOK_SECONDS)
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset stored at or after a time; None when there is none."""

@@ -72,8 +72,8 @@ class Admin(Protocol):
         """Return the bytes of the largest batch that *topic* takes; None if that is not told."""
         ...
 
-    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
-        """Return how far each lane reaches and how far *group* is."""
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+        """Return how far each lane reaches and how far *group*, if any, is."""
         ...
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:

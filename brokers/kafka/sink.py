@@ -59,17 +59,25 @@ class KafkaSink:
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Store *messages*, with a transactional id all or none of them."""
+        return self.publish_within(messages, self._seconds)
+
+    def publish_within(self, messages: Sequence[Message], seconds: float) -> list[Published]:
+        """Do as `publish`, but give up after *seconds* if that is less than the setting.
+
+        What was given up is dropped with its producer: nothing of it is sent later.
+        """
         if self._closed:
             raise Unsupported("be used after close()", "this sink", "make a new one")
         if not messages:
             return []
+        until = self._clock.monotonic() + min(seconds, self._seconds)
         refused = self._learn({message.topic for message in messages} - self._known)
         if not refused:
-            return self._send(messages)
+            return self._send(messages, until)
         if self._transactional:
             return [Published(error=refused.get(m.topic, _rolled_back())) for m in messages]
         known = [message for message in messages if message.topic not in refused]
-        results = iter(self._send(known) if known else ())
+        results = iter(self._send(known, until) if known else ())
         return [
             Published(error=refused[message.topic]) if message.topic in refused else next(results)
             for message in messages
@@ -89,8 +97,7 @@ class KafkaSink:
                 self._narrow[name] = largest
         return errors
 
-    def _send(self, messages: Sequence[Message]) -> list[Published]:
-        until = self._clock.monotonic() + self._seconds
+    def _send(self, messages: Sequence[Message], until: float) -> list[Published]:
         if self._producer is None:
             self._producer = self._make()
         try:

@@ -122,6 +122,7 @@ class NatsBroker:
             courier,
             caps=self.caps,
             session=settings.session,
+            timeout=settings.timeout,
             clock=clock,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import BrokerDown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -84,10 +84,10 @@ class Courier:
         if self._size > _MOST_OPEN:
             self.flush()
 
-    def forget(self, gone: set[str]) -> None:
-        """Give up saying anything to the subjects *gone*."""
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Give up saying anything to the subjects that are gone: nobody would confirm it."""
         for number, answers in list(self._open.items()):
-            left = [answer for answer in answers if answer[0] not in gone]
+            left = [answer for answer in answers if not is_gone(answer[0])]
             self._size -= len(answers) - len(left)
             if left:
                 self._open[number] = left

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.nats.faults import Refusal
-from holdfast.brokers.nats.lane import LaneState, Phase
+from holdfast.brokers.nats.lane import AGAIN, GATHER, LaneState, Phase
 from holdfast.brokers.nats.names import consumer, subject, token
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 
@@ -82,7 +83,8 @@ class Holding:
             )
             if state.phase is Phase.HOLDING:
                 log.info("%s: messages were lost on their way; waiting for them", state.lane)
-            self._courier.forget({state.settled[position] for position in state.forgotten})
+            # A server that is behind would confirm none of these.
+            self._courier.forget(partial(state.is_of, after=delivered["stream_seq"]))
             self._intake.open(state)
         self._courier.reconnected()
 
@@ -96,7 +98,7 @@ class Holding:
                 log.warning("%s: %s; entering it again", lane, state.trouble)
                 if state.trouble.startswith(("400", "409 Exceeded")):
                     raise ConfigurationError(f"{lane}: NATS refuses to hand out: {state.trouble}")
-                self._intake.abandon(state)
+                self._abandon(state)
                 self.enter(lane, entries(lane))
 
     def _gather(self, state: LaneState) -> None:
@@ -117,7 +119,7 @@ class Holding:
         """Go on in *lane* where the group was moved to; what is held becomes stale."""
         old = self.lanes[lane]
         old.trouble = "the group was moved"  # should the next line fail, `tend` does it again
-        self._intake.abandon(old)
+        self._abandon(old)
         self.enter(lane, entry)
         try:
             self._js.ask(f"CONSUMER.DELETE.{old.stream}.{old.consumer}")
@@ -143,7 +145,12 @@ class Holding:
         for lane in lanes:
             state = self.lanes.pop(lane)
             state.gone = True
-            self._intake.abandon(state)
+            self._abandon(state)
+
+    def _abandon(self, state: LaneState) -> None:
+        """Hear and say nothing more of a lane that is not ours, or not as it was."""
+        self._intake.abandon(state)
+        self._courier.forget(state.is_of)
 
     def keep_alive(self) -> None:
         """Renew the leases of what waits here, and of what its holders asked to keep."""
@@ -168,14 +175,29 @@ class Holding:
         return int(state["last_seq"]) + 1
 
     def flush(self) -> None:
-        """Return once everything settled is confirmed."""
-        self._courier.flush()
-        self._intake.absorb()
-        if forgotten := sum(len(state.forgotten) for state in self.lanes.values()):
-            raise BrokerDown(
-                f"the server forgot {forgotten} settled messages when it crashed; they are settled "
-                "again as they come: poll, then flush again"
-            )
+        """Return once everything settled is confirmed.
+
+        What a server forgot when it crashed it hands out again. It is asked for here, also
+        in paused lanes, and settled again.
+        """
+        until = self._clock.monotonic() + self._js.timeout
+        bell = self._js.connection.bell
+        while True:
+            self._intake.absorb()
+            self._courier.flush()
+            behind = {lane: s for lane, s in self.lanes.items() if s.forgotten and not s.revoked}
+            if not behind:
+                return
+            if self._clock.monotonic() >= until:
+                forgotten = sum(len(state.forgotten) for state in behind.values())
+                raise BrokerDown(
+                    f"the server forgot {forgotten} settled messages when it crashed; they are "
+                    "settled again as they come: poll, then flush again"
+                )
+            bell.clear()
+            credit = GATHER + max(len(state.ready) for state in behind.values())
+            self._intake.ask(credit, 0.0, self.lanes.keys() - behind.keys())
+            self._clock.wait(bell, AGAIN)
 
     def _left(self, state: LaneState) -> str:
         """Return the server that got back every delivery of the consumer, from us."""

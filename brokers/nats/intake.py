@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.brokers.nats.flight import Arrival, Pull
+from holdfast.brokers.nats.words import tokens
 from holdfast.errors import BrokerDown
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
@@ -22,12 +25,13 @@ if TYPE_CHECKING:
     from holdfast.brokers.nats.courier import Courier
     from holdfast.brokers.nats.jetstream import JetStream
     from holdfast.brokers.nats.lane import LaneState
+    from holdfast.brokers.nats.words import Answer
     from holdfast.clock import Clock
 
 _NANO = 1_000_000_000
-_DOTS = 8  # in a reply subject; one that names its domain has more
 _GRACE = 2.0  # seconds after its end within which a request's answer may still come
-_NORMAL = ("404", "408")  # no messages; time is up
+_NONE = "404"  # no messages
+_NORMAL = (_NONE, "408")  # time is up
 _PASSING = ("Message Size Exceeds MaxBytes", "Batch Completed", "Server Shutdown")
 _RIVAL = "Requests Pending"  # somebody else asks for this lane's messages
 _encode = msgspec.json.Encoder().encode
@@ -110,7 +114,7 @@ class Intake:
                 with suppress(BrokerDown):  # then the line is gone already
                     self._connection.run(line.cut)
 
-    def ask(self, credit: int, seconds: float, paused: set[Any]) -> None:
+    def ask(self, credit: int, seconds: float, paused: Collection[Any]) -> None:
         """Ask the server for what the lanes lack to have *credit* messages each."""
         now = self._clock.monotonic()
         for line in self._lines.values():
@@ -132,7 +136,7 @@ class Intake:
 
     def absorb(self) -> None:
         """Hand what came to its lanes, and tell the server what they say to it."""
-        answers = []
+        answers: dict[int, list[Answer]] = {}
         now = self._clock.monotonic()
         while self._arrived:
             token, at, message = self._arrived.popleft()
@@ -142,11 +146,11 @@ class Intake:
             if message.reply:
                 answer = line.state.arrive(_arrival(message, at + line.state.lease), now)
                 if answer is not None:
-                    answers.append(answer)
+                    answers.setdefault(token, []).append(answer)
             else:
                 _end_of_pull(line.state, message, now)
-        if answers:
-            self._courier.mention(answers)
+        for words in answers.values():
+            self._courier.tell(words)
 
     def _ring(self) -> None:
         self._is_ringing = False
@@ -154,12 +158,8 @@ class Intake:
 
 
 def _arrival(message: Msg, lease_until: float) -> Arrival:
-    """Read $JS.ACK.<stream>.<consumer>.<count>.<position>.<number>.<time>.<more>."""
     reply = message.reply
-    if reply.count(".") == _DOTS:
-        _, count, position, number, time, more = reply.rsplit(".", 5)
-    else:  # with domain and account before, and a token of no meaning behind
-        count, position, number, time, more = reply.split(".")[6:11]
+    count, position, number, time, more = tokens(reply)
     return Arrival(
         int(position),
         int(number),
@@ -186,5 +186,7 @@ def _end_of_pull(state: LaneState, message: Msg, now: float) -> None:
             state.hold(now)
         elif state.gathers:
             state.nothing_comes(now)
+        elif status == _NONE:
+            state.all_came()
     else:
         state.trouble = f"{status} {why}".strip()

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.nats.flight import Flight
-from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, Answer, nak_after
+from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, Answer, nak_after, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ GATHER = 256
 AGAIN = 0.02
 """Seconds between looks for what has not come yet."""
 _LATE = 1.0  # seconds that the server may be late, beside half a lease
+_POSITION, _TIME = 1, 3  # among the tokens of a reply subject
 _REMEMBERED = 8192  # settled messages; a server that crashed hands out its last 100 ms again
 
 
@@ -83,6 +84,8 @@ class LaneState:
     """The last positions settled here, oldest first, with the subjects it was said to."""
     forgotten: set[int] = field(default_factory=set)
     """Positions settled here which a restarted server will hand out again."""
+    adrift: set[int] = field(default_factory=set)
+    """Positions held here which a restarted server does not know to be out."""
 
     def hold(self, now: float) -> None:
         """Take nothing in for a lease; what was gathered comes again after it."""
@@ -118,6 +121,7 @@ class LaneState:
         self.ready = deque(a for a in self.ready if a.position <= position)
         self.gathered = [a for a in self.gathered if a.position <= position]
         self.forgotten = {p for p in self.settled if p > position}
+        self.adrift = {p for p in self.flying if p > position}
         # A server that restarted has forgotten what was given back to it, too.
         if number > self.last or self.phase is Phase.GATHERING:
             self.hold(now)
@@ -131,11 +135,12 @@ class LaneState:
             if pull.left <= 0:
                 self.pull = None
         self.more = arrival.more
+        self.adrift.discard(position)
         is_next = arrival.number == self.last + 1
         self.last = arrival.number
         if not is_next or self.phase is Phase.HOLDING:
             self.hold(now)  # it comes again when its lease has run out, as the missing ones do
-        elif position in self.settled:
+        elif position in self.settled and self._is_settled(arrival):
             self.forgotten.discard(position)
             self._pay()
             return arrival.reply, ACK
@@ -148,6 +153,28 @@ class LaneState:
         else:
             self._collect(arrival, now)
         return None
+
+    def _is_settled(self, arrival: Arrival) -> bool:
+        """Whether it is the message that was settled, and not one in the place of that.
+
+        A server whose machine lost power may have lost its last messages; it gives their
+        positions to the next ones.
+        """
+        if tokens(self.settled[arrival.position])[_TIME] == tokens(arrival.reply)[_TIME]:
+            return True
+        del self.settled[arrival.position]
+        self.forgotten.discard(arrival.position)
+        return False
+
+    def all_came(self) -> None:
+        """Note that the server has nothing more: what it forgot and has not sent is gone."""
+        if self.phase is Phase.OPEN:
+            self.forgotten.clear()
+
+    def is_of(self, subject: str, after: int = 0) -> bool:
+        """Whether *subject* is where to speak of a delivery of this lane, behind *after*."""
+        own = f".{self.stream}.{self.consumer}." in subject
+        return own and int(tokens(subject)[_POSITION]) > after
 
     def _is_held(self, arrival: Arrival, now: float) -> bool:
         flight = self.flying[arrival.position]
@@ -221,18 +248,28 @@ class LaneState:
             limit -= 1
             yield arrival, flight
 
-    def settle(self, position: int) -> str:
-        """Note that *position* is done; return the subject to say it to."""
+    def settle(self, position: int) -> str | None:
+        """Note that *position* is done; return the subject to say it to.
+
+        None if the server would not listen: it will hand the message out as a new one, and
+        is told then.
+        """
         flight = self.flying.pop(position)
         self.settled[position] = flight.reply
         if len(self.settled) > _REMEMBERED:
-            del self.settled[next(iter(self.settled))]
+            self.forgotten.discard(gone := next(iter(self.settled)))
+            del self.settled[gone]
+        if position in self.adrift:
+            self.adrift.discard(position)
+            self.forgotten.add(position)
+            return None
         return flight.reply
 
     def release(self, position: int, due: float | None) -> str:
         """Note that *position* is given back; return the subject to say it to."""
         if due is not None:
             self.delayed[position] = due
+        self.adrift.discard(position)
         return self.flying.pop(position).reply
 
     def renewals(self, now: float) -> list[Answer]:

@@ -13,7 +13,7 @@ from holdfast.message import utc
 from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from holdfast.brokers.nats.connection import Connection
@@ -42,6 +42,7 @@ class NatsSource:
         *,
         caps: Caps,
         session: float,
+        timeout: float,
         clock: Clock,
     ) -> None:
         self.caps = caps
@@ -53,6 +54,7 @@ class NatsSource:
         self._intake = intake
         self._courier = courier
         self._session = session
+        self._timeout = timeout
         self._clock = clock
         self._paused: set[Lane] = set()
         self._set_up = 0
@@ -148,8 +150,7 @@ class NatsSource:
         words: dict[Lane, list[Answer]] = {}
         for delivery in deliveries:
             state = self._ours(delivery)
-            if state is not None:
-                reply = state.settle(int(delivery.position))
+            if state is not None and (reply := state.settle(int(delivery.position))):
                 words.setdefault(delivery.lane, []).append((reply, ACK))
         for answers in words.values():
             self._courier.tell(answers)
@@ -158,8 +159,8 @@ class NatsSource:
         """Settle *delivery* as refused; the server keeps it for other groups."""
         self._ready()
         state = self._ours(delivery)
-        if state is not None:
-            self._courier.tell([(state.settle(int(delivery.position)), TERM)])
+        if state is not None and (reply := state.settle(int(delivery.position))):
+            self._courier.tell([(reply, TERM)])
 
     def release(self, delivery: Delivery, *, blame: bool, delay: float | None = None) -> None:
         """Hand *delivery* out again after *delay*; the server counts it, blamed or not."""
@@ -186,8 +187,7 @@ class NatsSource:
 
     def flush(self) -> None:
         """Return once the server has confirmed everything settled so far."""
-        self._ready()
-        self._holding.flush()
+        self._persist(self._holding.flush)
 
     def _ours(self, delivery: Delivery) -> LaneState | None:
         state = self._lanes.get(delivery.lane)
@@ -235,8 +235,7 @@ class NatsSource:
             return
         try:
             if self._membership.has_joined:
-                self._ready()
-                self._standing.leave()
+                self._persist(self._standing.leave)
         except BrokerDown:
             self._standing.lost(self._lanes)
             raise
@@ -253,6 +252,19 @@ class NatsSource:
         self._open()
         self._up(2.0)
         self._standing.fence()
+
+    def _persist(self, work: Callable[[], None]) -> None:
+        """Do *work*, if need be over a new connection, while the server may take to answer."""
+        until = self._clock.monotonic() + self._timeout
+        while True:
+            try:
+                self._ready()
+                work()
+            except BrokerDown:
+                if self._connection.is_up or self._clock.monotonic() >= until:
+                    raise
+            else:
+                return
 
     def _up(self, patience: float) -> None:
         self._connection.ensure(patience)

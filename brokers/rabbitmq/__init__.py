@@ -25,7 +25,11 @@ All header values are long strings of raw bytes, a name that repeats has an arra
 void. RabbitMQ sorts headers when it delivers again, so `holdfast-order` holds the names in
 order where that matters, and a message's own header that has a name in use here gets the
 prefix `holdfast-own-`; `holdfast-null` marks a body that is null and not just empty, and
-`holdfast-deliveries` counts the deliveries before a delay.
+`holdfast-deliveries` counts the deliveries before a delay; `holdfast-nameless` says that the
+`message_id` of a delayed message only stands for the one it never had.
+
+Messages of others need none of that. One without `message_id` is recognised by its content when
+it comes again, or not at all (see `identity` in the settings): AMQP gives it no coordinates.
 """
 
 from holdfast.brokers.rabbitmq.broker import RabbitBroker

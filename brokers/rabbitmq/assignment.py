@@ -77,7 +77,7 @@ class Assignment:
                     lane,
                     self._group,
                     next(_epochs),
-                    self._settings.prefetch,
+                    self._settings,
                     self._notify,
                 )
         return membership.patience

@@ -18,6 +18,7 @@ from holdfast.brokers.rabbitmq.wire import (
     HEADERS,
     HIDDEN,
     MESSAGE_ID,
+    NAMELESS,
     NULL,
     ORDER,
     OWN,
@@ -180,7 +181,7 @@ def _pairs(properties: Any, headers: dict[Any, Any]) -> list[Pair]:
     if ORDER in headers:
         pairs = _ordered(pairs, _bytes(headers[ORDER]) or b"")
     if _ID not in headers:
-        pairs += _foreign(properties)
+        pairs += _foreign(properties, is_named=NAMELESS not in headers)
     return pairs
 
 
@@ -196,11 +197,11 @@ def _ordered(pairs: list[Pair], order: bytes) -> list[Pair]:
     return rest + [(name.removeprefix(OWN), value) for name, value in reversed(own)]
 
 
-def _foreign(properties: Any) -> list[Pair]:
+def _foreign(properties: Any, *, is_named: bool) -> list[Pair]:
     """Return what a publisher that does not know of CloudEvents says in properties."""
     pairs: list[Pair] = []
     for name, value in (
-        ("id", properties.message_id),
+        ("id", properties.message_id if is_named else None),
         ("correlationid", properties.correlation_id),
         ("type", properties.type),
     ):
@@ -243,6 +244,8 @@ def postponed(properties: Any, position: str, count: int) -> Any:
     }
     later = copy(properties)
     later.headers = {**headers, DELIVERIES: count}
+    if not properties.message_id:
+        later.headers[NAMELESS] = True
     later.message_id = position
     later.delivery_mode = 2
     later.expiration = later.user_id = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from enum import Enum
 from functools import partial
@@ -11,7 +12,9 @@ from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.answer import Answer
 from holdfast.brokers.rabbitmq.failures import closed
 from holdfast.brokers.rabbitmq.frames import close_without_cancelling
+from holdfast.brokers.rabbitmq.identity import content_identity
 from holdfast.brokers.rabbitmq.incoming import Incoming, content_of
+from holdfast.brokers.rabbitmq.settings import CONTENT
 from holdfast.errors import BrokerDown, HoldfastError
 from holdfast.ids import new_id
 from holdfast.ports import Delivery
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.ports import Lane
+
+
+_log = logging.getLogger("holdfast.brokers.rabbitmq")
 
 
 class Stage(Enum):
@@ -48,7 +55,7 @@ class Inlet:
         lane: Lane,
         group: str,
         epoch: int,
-        prefetch: int,
+        settings: RabbitSettings,
         notify: Callable[[], None],
     ) -> None:
         self.lane = lane
@@ -65,7 +72,9 @@ class Inlet:
         self._name = new_id()
         self._owner = names.owner(lane.topic, group, lane.partition)
         self._link = link
-        self._prefetch = prefetch
+        self._prefetch = settings.prefetch
+        self._has_warned = False
+        self._by_content = settings.identity == CONTENT
         self._notify = notify
         self._channel: Any = None
         self._barriers: list[Answer] = []
@@ -90,9 +99,7 @@ class Inlet:
             batch.append(
                 Delivery(
                     lane=self.lane,
-                    # Without an id of its own a message cannot be recognised when it comes
-                    # again; to take two alike for one would lose one of them.
-                    position=f"{self._name}.{tag}" if own is None else own,
+                    position=self._identity(tag, properties, body) if own is None else own,
                     key=key,
                     body=None if is_null and not body else body,
                     headers=pairs,
@@ -103,6 +110,19 @@ class Inlet:
                 )
             )
         return batch
+
+    def _identity(self, tag: int, properties: Any, body: bytes) -> str:
+        """Return what stands for the id that a message does not have."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "messages without message_id in %s: they are recognised by their %s",
+                self.queue,
+                "content, two alike in everything are one" if self._by_content else "delivery only",
+            )
+        if not self._by_content:
+            return f"{self._name}.{tag}"
+        return content_identity(getattr(properties, "full", properties), body)
 
     def accept(self, tags: list[int]) -> None:
         """Acknowledge *tags*, with as few frames as keep the others unsettled."""

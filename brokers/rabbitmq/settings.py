@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LONGEST_DELAY = 28 * 86_400.0
 """Seconds; RabbitMQ takes a time to live below 2**32 milliseconds."""
 
+CONTENT, DELIVERY = "content", "delivery"
 _FRAME = 131_072  # what RabbitMQ and pika agree on unless told otherwise
 _HEARTBEAT = 20  # RabbitMQ proposes 60, which lets a dead peer go unnoticed for two minutes
 
@@ -40,6 +41,13 @@ class RabbitSettings:
     """Seconds without a poll after which a member leaves its group, so that others go on."""
     maturity: float = 3.0
     """Seconds before a new queue is trusted with messages; RabbitMQ killed sooner forgets it."""
+    identity: str = CONTENT
+    """What a foreign message without `message_id` is recognised by when it comes again.
+
+    By its `content`, so that an effect happens once; but two that are alike in everything,
+    `timestamp` included, are then taken for one. With `delivery` each delivery is another
+    message: none is ever taken for another one, and one that comes again has its effect again.
+    """
     native: Mapping[str, Any] = field(default_factory=dict)
     """Settings of pika's connection parameters."""
 
@@ -49,6 +57,8 @@ class RabbitSettings:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
         if self.maturity < 0:
             raise ConfigurationError(f"maturity={self.maturity}: use 0 or more")
+        if self.identity not in {CONTENT, DELIVERY}:
+            raise ConfigurationError(f"identity={self.identity!r}: use {CONTENT} or {DELIVERY}")
         if self.prefetch > 65_535:
             raise ConfigurationError(f"prefetch={self.prefetch}: use 65535 at most")
 

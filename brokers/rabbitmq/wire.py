@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from holdfast.message import Message
 
 ORDER, NULL, DELIVERIES = "holdfast-order", "holdfast-null", "holdfast-deliveries"
+NAMELESS = "holdfast-nameless"
 OWN = "holdfast-own-"
 PREFIX = "cloudEvents:"
 COUNT = "x-delivery-count"
 BROKERS_OWN = frozenset((COUNT, "x-death", "x-acquired-count"))
 DEATH = ("x-first-death-", "x-last-death-")
-HIDDEN = frozenset((ORDER, NULL, DELIVERIES)) | BROKERS_OWN
+HIDDEN = frozenset((ORDER, NULL, DELIVERIES, NAMELESS)) | BROKERS_OWN
 """Headers that are no part of the message."""
 
 CONTENT_TYPE, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12

@@ -42,6 +42,12 @@ STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.
 -- name: dead_owners
 SELECT owner FROM holdfast_owner WHERE until < UNIX_TIMESTAMP(SYSDATE(6))
 ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: adopt
+-- An owner that was buried while it still began something gets a last term.
+INSERT IGNORE INTO holdfast_owner (owner, until)
+SELECT DISTINCT s.owner, UNIX_TIMESTAMP(SYSDATE(6)) + :ttl
+FROM holdfast_start s LEFT JOIN holdfast_owner o ON o.owner = s.owner
+WHERE o.owner IS NULL
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id

@@ -45,6 +45,13 @@ WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_element
 -- name: dead_owners
 SELECT owner FROM holdfast_owner WHERE until < extract(epoch FROM clock_timestamp())
 ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
+-- name: adopt
+-- An owner that was buried while it still began something gets a last term.
+INSERT INTO holdfast_owner (owner, until)
+SELECT DISTINCT s.owner, extract(epoch FROM clock_timestamp()) + :ttl
+FROM holdfast_start s LEFT JOIN holdfast_owner o ON o.owner = s.owner
+WHERE o.owner IS NULL
+ON CONFLICT DO NOTHING
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id

@@ -44,6 +44,12 @@ WHERE consumer = :consumer AND message_id IN (SELECT value FROM json_each(:ids))
 -- name: dead_owners
 SELECT owner FROM holdfast_owner WHERE until < (julianday('now') - 2440587.5) * 86400.0
 ORDER BY owner LIMIT :most
+-- name: adopt
+-- An owner that was buried while it still began something gets a last term.
+INSERT OR IGNORE INTO holdfast_owner (owner, until)
+SELECT DISTINCT s.owner, (julianday('now') - 2440587.5) * 86400.0 + :ttl
+FROM holdfast_start s LEFT JOIN holdfast_owner o ON o.owner = s.owner
+WHERE o.owner IS NULL
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id

@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects.postgresql import JSONB
+
+from holdfast.errors import ConfigurationError
 
 revision = "outbox_0001"
 down_revision = None
@@ -20,7 +21,6 @@ depends_on = None
 
 _SEQUENCE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _ID = sa.Uuid(native_uuid=False).with_variant(sa.Uuid(), "postgresql")
-_HEADERS = sa.JSON().with_variant(JSONB, "postgresql")
 _PAYLOAD = sa.LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
 _NAME = sa.String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
 # Every row is deleted soon, so waiting for a share of the table to be dead would let a
@@ -61,7 +61,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: the tables may hold events that nobody has published yet."""
-    raise NotImplementedError("drop the outbox tables by hand once they are empty")
+    raise ConfigurationError(
+        "the outbox tables are not downgraded: they may hold events that nobody has published "
+        "yet. Drain them with  holdfast relay --once , then drop them by hand"
+    )
 
 
 def _create_relays() -> None:
@@ -106,7 +109,7 @@ def _event() -> list[sa.Column[Any]]:
         sa.Column("aggregateid", _NAME),
         sa.Column("type", sa.String(255), nullable=False),
         sa.Column("payload", _PAYLOAD),
-        sa.Column("headers", _HEADERS, nullable=False),
+        sa.Column("headers", sa.JSON, nullable=False),
         sa.Column("shard", sa.SmallInteger, nullable=False),
     ]
 

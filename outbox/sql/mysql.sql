@@ -24,8 +24,11 @@ WHERE FIND_IN_SET(shard, :shards)
 UPDATE holdfast_outbox_shard SET owner = NULL, until = 0
 WHERE owner = :me AND NOT FIND_IN_SET(shard, :shards)
 -- name: guard
-SELECT shard, epoch FROM holdfast_outbox_shard
-WHERE owner = :me AND until > UNIX_TIMESTAMP(SYSDATE(6)) AND FIND_IN_SET(shard, :shards)
+-- The list drives the join: a scan would wait for the shards that others are renewing.
+SELECT s.shard, s.epoch
+FROM JSON_TABLE(CONCAT('[', :shards, ']'), '$[*]' COLUMNS (shard SMALLINT PATH '$')) j
+STRAIGHT_JOIN holdfast_outbox_shard s ON s.shard = j.shard
+WHERE s.owner = :me AND s.until > UNIX_TIMESTAMP(SYSDATE(6))
 LOCK IN SHARE MODE
 -- name: read
 SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type

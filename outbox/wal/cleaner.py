@@ -6,14 +6,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.wal.visibility import Snapshot
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.clock import Clock
     from holdfast.outbox.leases import Leases
@@ -131,12 +132,14 @@ class Cleaner:
 
     def _delete(self, work: list[Done]) -> list[Done]:
         """Delete the rows of *work* that can be seen; return the rest."""
-        with self._engine.begin() as db:
-            if not self._leases.holds(db):
-                raise LeaseLost
-            seen = Snapshot.parse(db.execute(self._snapshot).scalar_one())
-            ready = [done for done in work if seen.sees_all(done.xids)]
-            seqs = [seq for done in ready for seq in done.seqs]
-            if seqs:
-                db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+        return transact(self._engine, lambda db: self._delete_seen(db, work), clock=self._clock)
+
+    def _delete_seen(self, db: Connection, work: list[Done]) -> list[Done]:
+        if not self._leases.holds(db):
+            raise LeaseLost
+        seen = Snapshot.parse(db.execute(self._snapshot).scalar_one())
+        ready = [done for done in work if seen.sees_all(done.xids)]
+        seqs = [seq for done in ready for seq in done.seqs]
+        if seqs:
+            db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
         return [done for done in work if done not in ready] if len(ready) < len(work) else []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import DependencyDown, HoldfastError, Transient
 from holdfast.outbox.engine import Step
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.outcome import precheck, sort_out
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Dispatch:
         rows = self._sent
         try:
             results = self._courier.collect()
+        except LeaseLost:
+            raise
         except (DependencyDown, Transient) as error:
             self.outage = error
             return Step()

@@ -11,8 +11,8 @@ from holdfast.database import open_database
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.delays import Delays
 from holdfast.outbox.engine import Step
-from holdfast.outbox.lease_engine import LeaseLost
-from holdfast.outbox.leases import Leases, LeaseTerms
+from holdfast.outbox.leased_sink import LeasedSink
+from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
 from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.cleaner import Cleaner
@@ -68,12 +68,12 @@ class WalEngine:
             raise ConfigurationError(f"batch={batch}: use 1 or more rows")
         self._owned = isinstance(database, str)
         self._engine = _postgres(database)
-        self._sink = sink
         self._clock = clock
         self._batch = batch
         self._messages = messages
         terms = replace(LeaseTerms() if terms is None else terms, engine="wal", exclusive=True)
         self._leases = Leases(self._engine, terms, clock=clock)
+        self._sink = LeasedSink(sink, self._leases)
         names = SlotNames(
             slot=default_slot(self._engine) if slot is None else slot,
             publication=publication,
@@ -86,8 +86,12 @@ class WalEngine:
         self._delays = Delays(self._engine, clock=clock)
         self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
         self._leftovers = Leftovers(self._engine, self._cleaner, clock=clock)
-        self._courier = Courier(sink, self._waker.wake)
-        self._dispatch = Dispatch(sink, self._courier, self._leases, self._parking, self._cleaner)
+        self._courier = Courier(
+            self._sink, self._waker.wake, at_once=self._sink.is_hurried, clock=clock
+        )
+        self._dispatch = Dispatch(
+            self._sink, self._courier, self._leases, self._parking, self._cleaner
+        )
         self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
         self._reconcile: Reconcile | None = None
         self._ahead: Batch | None = None

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Transient
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.parking import BEHIND, REFUSED, Parking
 from holdfast.outbox.wal.visibility import Snapshot
 from holdfast.sql import statements
+from holdfast.transactions import transact
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.errors import HoldfastError
+    from sqlalchemy.engine import Connection
+
     from holdfast.outbox.leases import Leases
-    from holdfast.outbox.rows import Row
+    from holdfast.outbox.outcome import Refused
 
 _PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
 
@@ -40,19 +43,19 @@ class WalParking(Parking):
                 raise Transient("rows to park cannot be seen yet: their commit still waits")
             self._clock.sleep(_POLL_SECONDS)
 
-    def _move(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> int:
+    def _move(self, leases: Leases, rows: Sequence[Refused]) -> int:
         emitted = [(row, error) for row, error in rows if row.seq < 0]
         if emitted:
             self._write(leases, emitted)
             rows = [(row, error) for row, error in rows if row.seq > 0]
         return len(emitted) + super()._move(leases, rows)
 
-    def _write(self, leases: Leases, rows: Sequence[tuple[Row, HoldfastError | None]]) -> None:
+    def _write(self, leases: Leases, rows: Sequence[Refused]) -> None:
         command = statements("holdfast.outbox.wal", "postgresql")["park_emitted"]
-        with self._engine.begin() as db:
+
+        def insert(db: Connection) -> None:
             if not leases.holds(db):
-                leases.drop()
-                raise Transient("the relay's leases ran out before parking; nothing was moved")
+                raise LeaseLost
             for row, error in rows:
                 values = {
                     **row._asdict(),
@@ -61,4 +64,6 @@ class WalParking(Parking):
                     "now": self._clock.now(),
                 }
                 db.execute(command, values)
+
+        transact(self._engine, insert, clock=self._clock)
         self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.outbox.rows import Row
+from holdfast.outbox.row_reading import read_rows
 from holdfast.outbox.wal.frames import position
 from holdfast.outbox.wal.intake import Covered
 from holdfast.outbox.wal.visibility import Snapshot
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.outbox.rows import Row
     from holdfast.outbox.wal.slot import Export
 
 
@@ -52,8 +53,7 @@ class Reconcile:
     def read(self, but: Collection[int]) -> list[Row]:
         """Return the next rows, without those in *but*: published, not yet deleted."""
         where = {"after": self._after, "most": self._batch}
-        result = self._db.execute(self._sql["read_all"], where)
-        rows = [Row(*row) for row in result.cursor.fetchall()]
+        rows = read_rows(self._db, self._sql["read_all"], where)
         self._ended = len(rows) < self._batch
         if rows:
             self._after = rows[-1].seq

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.wal.pgoutput import Relation
 
-_SMALLINT, _INTEGER, _BIGINT, _UUID, _JSONB, _BYTEA = 21, 23, 20, 2950, 3802, 17
+_SMALLINT, _INTEGER, _BIGINT, _UUID, _BYTEA = 21, 23, 20, 2950, 17
+_JSON, _JSONB = 114, 3802
 _COLUMNS = ("seq", "shard", "aggregatetype", "aggregateid", "payload", "headers", "id", "type")
 _OURS = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "shard")
 _NULL = ord("n")
@@ -40,7 +41,7 @@ def reader(relation: Relation) -> Callable[[bytes], Row]:
         )
     kinds = {column.name: column.type for column in relation.columns}
     types = [kinds[name] for name in ("seq", "id", "payload", "headers", "shard")]
-    if tuple(names) == _OURS and types == [_BIGINT, _UUID, _BYTEA, _JSONB, _SMALLINT]:
+    if tuple(names) == _OURS and types == [_BIGINT, _UUID, _BYTEA, _JSON, _SMALLINT]:
         return _read_ours
     places = {name: place for place, name in enumerate(names)}
 
@@ -73,7 +74,7 @@ def _read_ours(data: bytes) -> Row:
         topic,
         None if key is None else key.decode(),
         payload,
-        headers[1:].decode(),  # type: ignore[index] # the first byte is the version of jsonb
+        headers.decode(),  # type: ignore[union-attr]
         f"{own[:8]}-{own[8:12]}-{own[12:16]}-{own[16:20]}-{own[20:]}",
         type_.decode(),  # type: ignore[union-attr]
     )
@@ -89,7 +90,7 @@ def _value(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 def _converted(value: bytes | None, kind: int, name: str) -> Any:
     if kind == _JSONB and value is not None:
-        value = value[1:]
+        value = value[1:]  # the first byte is its version
     if kind == _UUID and value is not None:
         return value.hex()
     if kind in (_SMALLINT, _INTEGER, _BIGINT) and value is not None:

@@ -160,6 +160,39 @@ class MembershipPromises:
         first.close()
         stage.until(lambda: bodies <= set(second.bodies), second, what="all work comes")
 
+    def test_unsettled_work_of_a_lane_that_stays_is_not_skipped(self, stage: Stage) -> None:
+        """After a rebalance it can still be settled, or it comes again.
+
+        By itself where the lane was revoked and came back, upon a release where it never left.
+        """
+        topic = stage.topic()
+        first = stage.member(topic)
+        bodies = [b"%d" % n for n in range(16)]
+        stage.publish(topic, *bodies)
+        held = first.take(16)
+        news = len(stage.chronicle.heard)
+        second = stage.member(topic)
+        stage.share(topic, first, second)
+        left = set().union(
+            *(
+                lanes
+                for name, kind, lanes in stage.chronicle.heard[news:]
+                if name == first.name and kind != "assigned"
+            )
+        )
+        for delivery in held:
+            if delivery.lane not in left:
+                first.source.release(delivery, blame=False)
+        stage.until(
+            lambda: set(bodies) <= set(first.bodies[len(held) :] + second.bodies),
+            first,
+            second,
+            what="everything unsettled comes again",
+        )
+        for member, old in ((first, len(held)), (second, 0)):
+            member.accept(*member.inbox[old:])
+        assert stage.leftovers(topic) == []
+
     def test_closing_twice_is_closing_once(self, stage: Stage) -> None:
         """Close may be repeated, and `wake` may come late."""
         topic = stage.topic(partitions=1)

@@ -16,6 +16,7 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.message import Message
+from holdfast.testing.conformance.recording import Deadline
 from holdfast.testing.observed import check_order_per_key
 
 if TYPE_CHECKING:
@@ -166,7 +167,11 @@ class PublishingPromises:
     def test_an_unreachable_broker_is_reported_and_publishing_again_works(
         self, stage: Stage
     ) -> None:
-        """While it cannot be reached nobody is told that a message is stored."""
+        """While it cannot be reached nobody is told that a message is stored.
+
+        When it is back, the sink that failed works again, and so does a new one; meanwhile
+        the only answer is `BrokerDown`.
+        """
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
         message = Message.new(topic, b"a", key=b"k")
@@ -181,8 +186,8 @@ class PublishingPromises:
                 except BrokerDown as down:
                     error = down
                 assert isinstance(error, (DependencyDown, Transient))
-        [result] = stage.sink().publish([message])
-        assert result.error is None
+        for again in (sink, stage.sink()):
+            _publish_when_back(stage, again, message)
         assert member.take(1)[0].body == b"a"
 
     def test_sinks_and_sources_outlive_the_broker_object(self, stage: Stage) -> None:
@@ -208,3 +213,16 @@ class PublishingPromises:
         sink.close()
         sink.close()
         assert member.take(1)[0].body == b"a"
+
+
+def _publish_when_back(stage: Stage, sink: Sink, message: Message) -> None:
+    """Publish as often as it takes a server that has just come back."""
+    deadline = Deadline(stage.hooks.settle_in)
+    while True:
+        try:
+            [result] = sink.publish([message])
+        except BrokerDown as down:
+            deadline.check("publishing works again", down)
+        else:
+            assert result.error is None
+            return

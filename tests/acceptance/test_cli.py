@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from holdfast.brokers import connect
 from holdfast.cli.app import COMMANDS
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, create_tables
+from tests.shell import shell
 
 if TYPE_CHECKING:
     from holdfast.cli.late import Late
@@ -24,16 +26,8 @@ if TYPE_CHECKING:
 def holdfast(
     *args: str, cwd: Path | None = None, given: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run the installed command."""
-    return subprocess.run(
-        [Path(sys.executable).with_name("holdfast"), *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        input=given,
-        env={**os.environ, "HOLDFAST_DATABASE": "sqlite:///shop.db", "COLUMNS": "200"},
-    )
+    """Run the command for a shop."""
+    return shell(*args, cwd=cwd, given=given, HOLDFAST_DATABASE="sqlite:///shop.db")
 
 
 def test_help_lists_the_commands() -> None:
@@ -100,6 +94,46 @@ def test_an_unknown_broker_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no broker adapter for scheme 'kafak'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("broker", "says"),
+    [
+        ("kafka//host", "write scheme://host:port"),
+        ("kafka://host:port", "a port that is no number"),
+        ("sqlite://", "write sqlite:///orders.db"),
+        ("sqlite:///theirs.db", "belongs to another application"),
+        ("sqlite:///notes.txt", "not a database"),
+        ("sqlite:///folder", "check that its folder exists"),
+        ("sqlite:///b.db?sesion=1", "no setting 'sesion'"),
+        ("sqlite:///b.db?session=-1", "use more than 0"),
+        ("memory:", "has no topic 'orders'"),
+    ],
+)
+def test_a_bad_broker_is_one_sentence_and_nothing_is_written(
+    broker: str, says: str, tmp_path: Path
+) -> None:
+    """It names the value and the fix; what was there is as it was."""
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+        theirs.execute("CREATE TABLE customers (id)")
+    (tmp_path / "notes.txt").write_text("notes" * 500)
+    (tmp_path / "folder").mkdir()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
+    done = holdfast("lag", "orders", "--group", "g", "--broker", broker, cwd=tmp_path)
+    assert done.returncode in (1, 2, 3)
+    assert says in done.stderr
+    assert done.stderr.startswith("holdfast: ")
+    assert done.stderr.count("\n") == 1
+    assert "hunter2" not in done.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+@pytest.mark.parametrize("args", [("", "--group", "g"), ("orders", "--group", "")])
+def test_an_empty_name_is_refused(args: tuple[str, ...], tmp_path: Path) -> None:
+    """Neither a topic nor a group is called nothing."""
+    done = holdfast("lag", *args, "--broker", "memory:", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "empty" in done.stderr
 
 
 def test_a_bad_database_url_hides_its_password(tmp_path: Path) -> None:

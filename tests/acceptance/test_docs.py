@@ -15,4 +15,7 @@ def test_the_capability_table_is_what_the_adapters_declare() -> None:
     assert spec.loader is not None
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
-    assert render.PAGE.read_text() == render.page()
+    page = render.PAGE.read_text()
+    assert page == render.page()
+    for name in render.SHOWN:
+        assert f" {name} |" in page

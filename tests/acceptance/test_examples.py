@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(name: str) -> str:
     """Run an example and return what it printed."""
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -61,3 +61,11 @@ def test_the_circuit_example_opens_probes_and_closes() -> None:
         "  now Closed",
         "  paid and paid",
     ]
+
+
+def test_the_idempotency_example_has_one_invoice_for_each_good_order() -> None:
+    """Duplicates, a crash in the middle and poison in a batch leave the books right."""
+    lines = run("idempotency.py").splitlines()
+    assert lines[1] == "12 deliveries of 9 orders: 9 invoices"
+    assert lines[2].startswith("refused: digest ")
+    assert lines[3].startswith("a batch of 100: 99 invoices, failed: [PoisonMessage(")

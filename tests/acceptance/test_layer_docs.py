@@ -10,7 +10,9 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["retry.md", "circuit.md", "replay.md", "dead-letters.md"])
+@pytest.mark.parametrize(
+    "page", ["retry.md", "circuit.md", "idempotency.md", "dead-letters.md", "replay.md"]
+)
 def test_the_code_of_the_page_runs(page: str) -> None:
     """Its blocks run one after the other, as a reader would paste them."""
     blocks = re.findall(

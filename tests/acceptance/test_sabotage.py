@@ -27,13 +27,14 @@ KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
 def test_a_broken_promise_is_seen(sabotage: str, suite: str) -> None:
     """Each sabotage fails what guards the promise; without it the suite passes."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", "-p", f"tests.sabotage.{sabotage}", suite],
+        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider",
+         "-p", "tests.sabotage.impatience", "-p", f"tests.sabotage.{sabotage}", suite],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
-    )
+        timeout=240,
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"\d+ failed", done.stdout), done.stdout

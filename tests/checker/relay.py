@@ -1,11 +1,16 @@
 """A relay process for the checker; it can be told to break a promise, to see red.
 
 Usage: relay.py DATABASE BROKER ENGINE LEASE_SECONDS [SABOTAGE]
+
+ENGINE is lease, wal, or emitted: the WAL engine with events that have no row. Sabotages are
+cursor (read by `seq > last`), doomed (die before the third batch is published, which is no
+broken promise) and ahead (doomed, and the log is confirmed before it is published).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -35,6 +40,38 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
     moving.begin, moving.read = resume, naive
 
 
+class Doomed:
+    """A sink whose process dies before its third batch is published."""
+
+    def __init__(self, sink: Any) -> None:
+        self.caps = sink.caps
+        self._sink = sink
+        self._batches = 0
+
+    def publish(self, messages: Any) -> Any:
+        self._batches += 1
+        if self._batches == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._sink.publish(messages)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def confirm_ahead() -> None:
+    """Confirm what was received, not what was published: a crash loses what lies between."""
+    from holdfast.outbox.wal.reading import Reading
+
+    receive = Reading.receive
+
+    def received(reading: Any) -> int:
+        count = receive(reading)
+        reading.confirm(reading._intake.marks.count, now=True)
+        return count
+
+    Reading.receive = received  # type: ignore[method-assign]
+
+
 def tell(step: Step) -> None:
     """Say that this relay is at work, so that it is worth killing."""
     if step.published:
@@ -44,13 +81,18 @@ def tell(step: Step) -> None:
 
 def main(database: str, broker: str, engine: str, lease: str, sabotage: str = "") -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    terms = LeaseTerms(seconds=float(lease), engine=engine, exclusive=engine == "wal")
-    db, sink = open_database(database), connect(broker).sink()
+    terms = LeaseTerms(seconds=float(lease))
+    db = open_database(database)
+    sink: Any = connect(broker).sink()
+    if sabotage in ("ahead", "doomed"):
+        sink = Doomed(sink)
+    if sabotage == "ahead":
+        confirm_ahead()
     moving: Any
-    if engine == "wal":
+    if engine in ("wal", "emitted"):
         from holdfast.outbox.wal import WalEngine
 
-        moving = WalEngine(db, sink, terms=terms)
+        moving = WalEngine(db, sink, terms=terms, messages=engine == "emitted")
     else:
         moving = LeaseEngine(db, sink, terms=terms, batch=4)  # small: passes of many batches
     if sabotage == "cursor":

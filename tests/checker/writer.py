@@ -1,6 +1,6 @@
 """A service that writes events of shared keys, in transactions short and long.
 
-Usage: writer.py DATABASE NAME SECONDS
+Usage: writer.py DATABASE NAME SECONDS ENGINE
 
 The table `counter` is the truth: a key's committed count is n, so exactly the events 1…n of
 that key exist, in this order. One transaction in eight is rolled back. A transaction may
@@ -27,8 +27,13 @@ counter = Table(
 )
 
 
-def main(url: str, name: str, seconds: float) -> None:
-    engine, outbox, chance = open_database(url), Outbox(source=name), random.Random(name)
+def main(url: str, name: str, seconds: float, kind: str) -> None:
+    engine, chance = open_database(url), random.Random(name)
+    outbox = Outbox(source=name)
+    if kind == "emitted":
+        from holdfast.outbox.wal import WalOutbox
+
+        outbox = WalOutbox(source=name)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
@@ -55,4 +60,4 @@ def write(db, outbox: Outbox, chance: random.Random) -> bool:  # noqa: ANN001 - 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

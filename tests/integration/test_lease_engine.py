@@ -15,10 +15,12 @@ from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.lease_engine import LeaseLost
+from holdfast.outbox.leased_sink import LeasedSink
+from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.rows import values
-from holdfast.outbox.schema import SHARDS, delayed, outbox, parked
-from holdfast.testing import wait_until
+from holdfast.outbox.schema import SHARDS, delayed, outbox, parked, shard
+from holdfast.outbox.schema import relay as relays
+from holdfast.testing import VirtualClock, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +97,7 @@ def test_what_was_committed_is_published_in_order_and_deleted(engine: Engine) ->
 def test_a_relay_whose_lease_was_taken_deletes_nothing(engine: Engine) -> None:
     """The zombie's publishes are duplicates; its deletion is refused by the epoch."""
     stage(engine, 5)
-    zombie_sink, terms = NullSink(), LeaseTerms(seconds=0.3)
+    zombie_sink, terms = NullSink(), LeaseTerms(seconds=60)
     zombie_sink.gate = threading.Event()
     zombie = LeaseEngine(engine, zombie_sink, terms=terms)
     outcome: list[BaseException] = []
@@ -109,23 +111,91 @@ def test_a_relay_whose_lease_was_taken_deletes_nothing(engine: Engine) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     assert zombie_sink.entered.wait(30)
-    heir = LeaseEngine(engine, down := NullSink(), terms=LeaseTerms(seconds=60))
-    down.down = True
-
-    def taken_over() -> bool:
-        with pytest.raises(BrokerDown):
-            heir.step()
-        return True
-
-    wait_until(lambda: not _owned(heir) or taken_over(), what="the heir asked once")
-    wait_until(lambda: _takes(heir), deadline=20, what="the heir owns the shards")
+    with engine.begin() as db:  # its time is over, though it does not know
+        db.execute(shard.update().values(until=0))
+        db.execute(relays.update().values(until=0))
+    heir = LeaseEngine(engine, NullSink(), terms=LeaseTerms(seconds=60))
+    wait_until(lambda: _takes(heir), deadline=30, what="the heir owns the shards")
     zombie_sink.gate.set()
     thread.join(30)
-    assert isinstance(outcome[0], LeaseLost)
-    assert size(engine) == 5
     zombie.close()
-    down.down = False
+    assert size(engine) == 5
+    assert isinstance(outcome[0], LeaseLost)
     assert Relay(heir).run_once() == 5
+    assert size(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_without_the_epoch_guard_that_test_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zombie that does not ask deletes what belongs to its heir."""
+    monkeypatch.setattr(Leases, "holds", lambda *_: True)
+    with pytest.raises(AssertionError, match="== 5"):
+        test_a_relay_whose_lease_was_taken_deletes_nothing(engine)
+
+
+class HurriedSink(NullSink):
+    """A sink that can be told how long it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[float] = []
+
+    def publish_within(self, messages: Sequence[Message], seconds: float) -> list[Published]:
+        self.told.append(seconds)
+        return self.publish(messages)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_publish_must_end_before_the_lease_does(engine: Engine) -> None:
+    """The sink is told how long it has, by the relay's own clock, less a tenth to let go."""
+    clock, sink = VirtualClock(), HurriedSink()
+    leases = Leases(engine, LeaseTerms(seconds=10), clock=clock)
+    leases.renew()
+    bounded = LeasedSink(sink, leases)
+    clock.advance(4)
+    bounded.publish([Message.new("t", b"x")])
+    assert sink.told == [pytest.approx(5)]
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("sink", [NullSink(), HurriedSink()])
+def test_a_relay_that_was_frozen_beyond_its_lease_publishes_nothing(
+    engine: Engine, sink: NullSink
+) -> None:
+    """It need not hear of its heir: its own clock tells, before each batch."""
+    clock = VirtualClock()
+    leases = Leases(engine, LeaseTerms(seconds=10), clock=clock)
+    leases.renew()
+    bounded = LeasedSink(sink, leases)
+    clock.advance(9)
+    with pytest.raises(LeaseLost):
+        bounded.publish([Message.new("t", b"x")])
+    assert sink.taken == []
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_relay_frozen_between_reading_and_publishing_starts_afresh(engine: Engine) -> None:
+    """What it had read is not sent under a lease that is over; it asks for a new one first."""
+    clock, sink = VirtualClock(), NullSink()
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=10), clock=clock)
+    moving.step()
+    stage(engine, 3)
+    read = moving._pass.read
+
+    def frozen() -> Any:
+        rows = read()
+        if rows:
+            clock.advance(60)
+        return rows
+
+    moving._pass.read = frozen  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        moving.step()
+    assert (sink.taken, size(engine), _owned(moving)) == ([], 3, 0)
+    moving._pass.read = read  # type: ignore[method-assign]
+    assert Relay(moving).run_once() == 3
     assert size(engine) == 0
 
 

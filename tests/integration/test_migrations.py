@@ -6,13 +6,14 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, text
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations, ddl
+from holdfast.cli.migrations import Migrations, ddl, history
 from holdfast.cli.migrations.history import PACKAGES, VERSION_TABLE
 from holdfast.database import open_database
 from holdfast.errors import ConfigurationError
@@ -189,3 +190,17 @@ def test_an_unknown_dialect_is_refused() -> None:
     """The error lists the databases that are supported."""
     with pytest.raises(ConfigurationError, match="postgresql, mysql, mariadb, sqlite"):
         ddl("oracle")
+
+
+def test_a_downgrade_is_refused_before_anything_is_dropped(database: Engine) -> None:
+    """The tables may hold events that nobody has published yet."""
+    Migrations(database).upgrade()
+    with Session(database) as session, session.begin():
+        Outbox().add(session, {"n": 1}, topic="orders", key="k")
+    with database.connect() as db:
+        config = history._config({"connection": db, "version_table": VERSION_TABLE})
+        with pytest.raises(ConfigurationError, match="holdfast relay --once"):
+            command.downgrade(config, "outbox@base")
+    with database.connect() as db:
+        assert missing_tables(db) == []
+        assert db.execute(text("SELECT count(*) FROM holdfast_outbox")).scalar() == 1

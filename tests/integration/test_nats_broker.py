@@ -22,6 +22,7 @@ from holdfast.brokers.nats import NatsBroker
 from holdfast.brokers.nats.flight import Arrival
 from holdfast.brokers.nats.lane import LaneState
 from holdfast.brokers.nats.names import name_of, token
+from holdfast.brokers.nats.words import ACK
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
     BrokerDown,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker, Delivery, Sink, Source
     from tests.servers.fixtures import PrivateServer
 
-SESSION = 0.8
+SESSION = 1.5
 LEASE = 0.8
 SETTINGS = f"?session={SESSION}&lease={LEASE}&timeout=2"
 
@@ -74,7 +75,7 @@ def raw(url: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def take(source: Source, count: int, seconds: float = 15.0) -> list[Delivery]:
+def take(source: Source, count: int, seconds: float = 45.0) -> list[Delivery]:
     """Poll until *count* deliveries came; a lost connection is waited out."""
     got: list[Delivery] = []
 
@@ -93,6 +94,7 @@ def bodies(deliveries: Iterable[Delivery]) -> list[bytes | None]:
 
 
 class TestNats(BrokerConformance):
+    settle_in = 30.0
     session = SESSION
     quiet = 0.15
 
@@ -522,8 +524,8 @@ def test_a_lost_connection_loses_no_lane_and_no_order(
                 del cuts[0]
             try:
                 batch = source.poll(20, 0.1)
-                source.accept(batch)
                 came += bodies(batch)
+                source.accept(batch)
             except BrokerDown:
                 proxy.heal()
         proxy.heal()
@@ -571,6 +573,128 @@ def test_what_was_accepted_stays_accepted_over_a_crash_of_the_server(
         assert broker.lag("g", ["t"]) == {("t", 0): 1}
 
 
+def test_a_flush_settles_again_what_a_crashed_server_forgot(
+    private_server: PrivateServer,
+) -> None:
+    """Without a poll, even of a paused lane; what nobody can hand out again is not waited for."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=20.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as source,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(200)))
+        source.accept(take(source, 200))
+        source.pause(source.assignment())
+        server.kill()
+        server.start()
+        source.flush()
+        assert sum(broker.lag("g", ["t"]).values()) == 0
+
+
+def test_what_is_accepted_after_a_crash_of_the_server_is_settled(
+    private_server: PrivateServer,
+) -> None:
+    """The server does not know that it had handed it out; a flush comes to an end all the same."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=20.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as source,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(200)))
+        held = take(source, 200)
+        server.kill()
+        server.start()
+        wait_until(lambda: source.accept(held) is None, what="the server is back")
+        source.flush()
+        assert sum(broker.lag("g", ["t"]).values()) == 0
+
+
+def test_what_a_server_never_heard_before_it_crashed_is_told_again(
+    private_server: PrivateServer,
+) -> None:
+    """It stops, is told of everything, and dies: it knows neither the words nor the deliveries."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=20.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as source,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(200)))
+        held = take(source, 200)
+        server.pause()
+        source.accept(held)
+        server.kill()
+        server.start()
+        source.flush()
+        assert sum(broker.lag("g", ["t"]).values()) == 0
+
+
+def test_a_crashed_server_that_lost_a_settled_message_for_good_is_not_waited_for(
+    private_server: PrivateServer,
+) -> None:
+    """The message is gone from its stream when the server asks itself what to hand out again."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=20.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as source,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(50)))
+        source.accept(take(source, 50))
+        server.kill()
+        server.start()
+        wait_until(
+            lambda: raw(server.url, lambda client: client.jetstream().purge_stream("t")),
+            what="the server is back",
+        )
+        source.flush()
+
+
+def test_a_position_that_was_given_away_again_is_another_message() -> None:
+    """A machine that lost power may hand a new message out in the place of a settled one."""
+    state = LaneState(Lane("t", 0), 1, "t", "c", 10.0, 0)
+
+    def arrival(stored: int, number: int) -> Arrival:
+        reply = f"$JS.ACK.t.c.1.7.{number}.{stored}.0"
+        return Arrival(7, number, 1, 0, reply, stored / 1e9, 99.0, None)
+
+    state.arrive(arrival(1_000, 1), 0.0)
+    assert len(list(state.take(1, 0.0))) == 1
+    state.settle(7)
+    answer = state.arrive(arrival(1_000, 2), 0.0)
+    assert answer is not None
+    assert answer[1] == ACK
+    assert state.arrive(arrival(2_000, 3), 0.0) is None
+    assert len(list(state.take(1, 0.0))) == 1
+
+
+def test_what_was_told_of_a_lost_lane_is_not_waited_for(private_server: PrivateServer) -> None:
+    """A crashed server confirms nothing that it forgot, and nobody tells it again."""
+    server = private_server(Nats)
+    with (
+        closing(connect(server.url, session=0.5, lease=1.0, timeout=2.0)) as broker,
+        closing(broker.sink()) as sink,
+        closing(broker.source(["t"], group="g")) as first,
+    ):
+        publish(sink, "t", *(b"%d" % n for n in range(100)))
+        held = take(first, 100)
+        wait_until(first.assignment, what="it has lanes")
+        with closing(broker.source(["t"], group="g")) as second:
+            first.accept(held)
+            server.kill()
+            server.start()
+            wait_until(lambda: second.poll(1, 0.1) is not None and second.assignment(), what="lost")
+
+            def is_flushed() -> bool:
+                first.poll(1, 0.05)
+                first.flush()
+                return True
+
+            wait_until(is_flushed, what="a flush succeeds")
+
+
 def test_what_was_given_back_comes_first_even_if_the_server_forgot_it(
     private_server: PrivateServer,
 ) -> None:
@@ -596,7 +720,7 @@ def test_closing_without_a_server_says_so_and_leaves_nothing_behind(
     """The listener is not needed any more, the threads are gone, the caller knows."""
     server = private_server(Nats)
     before = threading.active_count()
-    broker = connect(server.url)
+    broker = connect(server.url, timeout=0.3)
     source, sink = broker.source(["t"], group="g"), broker.sink()
     publish(sink, "t", b"1")
     source.accept(take(source, 1))

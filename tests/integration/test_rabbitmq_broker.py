@@ -123,6 +123,7 @@ def own_broker(own_server: TlsRabbitMQ) -> Iterator[RabbitBroker]:
 
 
 class TestConformance(BrokerConformance):
+    settle_in = 30.0
     lanes = 3
 
     @pytest.fixture
@@ -155,7 +156,7 @@ class Reader:
         self.source: Source = broker.source(topics, group=group, **native)
         self.came: list[Delivery] = []
 
-    def until(self, condition: Callable[[], object], what: str, deadline: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, deadline: float = 45.0) -> None:
         def is_met() -> object:
             self.came += self.source.poll(50, 0.02)
             return condition()
@@ -378,6 +379,22 @@ def test_a_number_of_lanes_that_somebody_tampered_with_is_found_again(
         assert channel.queue_declare(names.lanes(topic), passive=True).method.message_count == 5
 
 
+def test_what_waits_for_a_group_is_in_quorum_queues(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """Asked for as a classic queue the same queue is refused: they survive the loss of a node."""
+    broker.create_topic(topic, partitions=1)
+    with Reader(broker, topic) as reader:
+        reader.owns(1)
+        queue = names.lane_queue(topic, "billing", 0)
+        classic = {**names.LANE, "x-queue-type": "classic"}
+        with (
+            plain_channel(rabbitmq) as channel,
+            pytest.raises(pika.exceptions.ChannelClosedByBroker, match="x-queue-type"),
+        ):
+            channel.queue_declare(queue, durable=True, arguments=classic)
+
+
 def test_names_with_separators_never_meet() -> None:
     """Topic and group are told apart in every name."""
     pairs = [("a", "b:c"), ("a:b", "c"), ("a%3Ab", "c"), ("a", "b"), ("a", "lanes")]
@@ -459,7 +476,7 @@ def test_a_lane_has_one_owner_even_among_members_that_do_not_look(
     links = [Link(parameters, SYSTEM_CLOCK) for _ in range(2)]
 
     def claim(link: Link) -> Inlet:
-        return Inlet(link, Lane(topic, 0), "billing", 1, 10, lambda: None)
+        return Inlet(link, Lane(topic, 0), "billing", 1, RabbitSettings(), lambda: None)
 
     def decided(*inlets: Inlet) -> list[Stage]:
         wait_until(lambda: all(inlet.stage is not Stage.ASKED for inlet in inlets))
@@ -583,6 +600,55 @@ def test_foreign_messages_are_accepted(
         assert bare.body == b""
         assert bare.key is None
         reader.source.accept([full, bare])
+
+
+def test_a_foreign_message_without_id_keeps_its_identity_over_redeliveries(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """Released, delayed, or left by a member that closed: whoever gets it knows it again."""
+    broker.create_topic(topic, partitions=1)
+    table = {"z": 1, "a": [b"\xff", {"y": None, "b": True}], "n": 2**40}
+    said = {"timestamp": 1_700_000_000, "type": "tick", "app_id": "theirs"}
+    with Reader(broker, topic) as reader:
+        with plain_channel(rabbitmq) as channel:
+            channel.basic_publish(topic, "0", b"x", pika.BasicProperties(headers=table, **said))
+        ids = set()
+        for delay in (None, 0.05, None):
+            [delivery] = reader.take(1)
+            ids.add(delivery.message.id)
+            reader.source.release(delivery, blame=True, delay=delay)
+        ids.add(reader.take(1)[0].message.id)
+    with Reader(broker, topic) as reader:
+        [last] = reader.take(1)
+        assert ids == {last.message.id}
+        reader.source.accept([last])
+
+
+def test_foreign_messages_that_differ_in_anything_have_identities_of_their_own(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """By content only messages alike in everything are one; by delivery not even those."""
+    broker.create_topic(topic, partitions=1)
+    kinds: list[dict[str, Any]] = [
+        {}, {"timestamp": 1}, {"timestamp": 2}, {"type": "t"}, {"headers": {"a": 1}},
+        {"headers": {"a": "1"}}, {"correlation_id": "c"},
+    ]  # fmt: skip
+    with Reader(broker, topic) as reader, plain_channel(rabbitmq) as channel:
+        for kind in kinds:
+            for body in (b"x", b"y"):
+                channel.basic_publish(topic, "0", body, pika.BasicProperties(**kind))
+        came = reader.take(2 * len(kinds))
+        assert len({delivery.message.id for delivery in came}) == 2 * len(kinds)
+        channel.basic_publish(topic, "0", b"x")
+        [again] = reader.take(1)
+        assert again.message.id == came[0].message.id
+        reader.source.accept([*came, again])
+    with Reader(broker, topic, identity="delivery") as reader, plain_channel(rabbitmq) as channel:
+        for _ in range(2):
+            channel.basic_publish(topic, "0", b"x")
+        first, second = reader.take(2)
+        assert first.message.id != second.message.id
+        reader.source.accept([first, second])
 
 
 def test_headers_keep_their_order_over_redeliveries_and_delays(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import nats
 import pika
@@ -36,6 +36,8 @@ from tests.servers import (
     wait_until,
 )
 from tests.servers.fixtures import PrivateServer
+from tests.servers.lending import Lender
+from tests.servers.ports import free_port
 from tests.servers.processes import Command
 from tests.servers.supervisor import descendants
 
@@ -234,8 +236,9 @@ def test_a_server_that_does_not_start_says_why_and_its_log_is_kept(tmp_path: Pat
     fleet = Fleet(tmp_path / "logs")
     with pytest.raises(ServerFailed, match="no-such-option"):
         fleet.open(_Misconfigured)
-    (log,) = fleet.logs.iterdir()
-    assert "no-such-option" in log.read_text()
+    logs = list(fleet.logs.iterdir())
+    assert len(logs) == 2  # it was tried twice
+    assert all("no-such-option" in log.read_text() for log in logs)
 
 
 _OWNER = """
@@ -298,3 +301,56 @@ def test_a_forked_child_that_outlives_the_owner_does_not_keep_the_server_alive()
             assert _alive(heir)
         finally:
             os.kill(heir, signal.SIGKILL)
+
+
+def test_the_workers_of_a_run_share_one_server(tmp_path: Path) -> None:
+    """Each gets the same process on demand, and none may hurt it or close it."""
+    owner = Fleet(tmp_path / "logs")
+    lender = Lender([Redis], owner.shared)
+    workers = [Fleet(tmp_path / "logs", lender.address, [Redis]) for _ in range(3)]
+    try:
+        with ThreadPoolExecutor() as pool:
+            lent = list(pool.map(lambda worker: worker.shared(Redis), workers))
+        assert {server.pid for server in lent} == {owner.shared(Redis).pid}
+        assert owner.report == [owner.report[0]]
+        with pytest.raises(RuntimeError, match="use private_server"):
+            lent[0].kill()
+        workers[0].close_shared()
+        assert lent[1].answers()
+    finally:
+        lender.close()
+        owner.close_shared()
+
+
+class _Moody(Redis):
+    moods: ClassVar[list[str]] = []
+
+    def command(self) -> Command:
+        """Return a command that fails as often as there are moods left."""
+        argv = super().command().argv
+        return Command(argv=(*argv, "--no-such-option", "x") if self.moods.pop() else argv)
+
+
+def test_a_server_that_fails_at_its_first_start_gets_a_second_chance(tmp_path: Path) -> None:
+    """Its port may have been taken meanwhile; the log of the failure is kept and told."""
+    fleet = Fleet(tmp_path / "logs")
+    _Moody.moods[:] = ["", "bad"]
+    server = fleet.open(_Moody)
+    assert server.answers()
+    assert "did not start at first" in fleet.report[0]
+    assert len(list(fleet.logs.iterdir())) == 1
+    _Moody.moods[:] = ["", "bad"]
+    server.restart()
+    assert server.answers()
+    fleet.close(server)
+
+
+def test_a_port_is_claimed_for_as_long_as_its_process_lives() -> None:
+    """Neither another run nor another worker chooses the port of a server that is down."""
+    script = "from tests.servers import ports; ports.free_port(); print(ports._is_claimed({}))"
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(free_port())],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "False\n", done.stderr

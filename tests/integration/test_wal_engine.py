@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
-from holdfast.outbox.lease_engine import LeaseLost
-from holdfast.outbox.leases import Leases
+from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
 from holdfast.outbox.wal.cleaner import Cleaner
 from holdfast.outbox.wal.stream import arguments

@@ -79,19 +79,6 @@ def test_a_relay_killed_at_the_worst_moments_loses_nothing(
     check_order_per_key(sent, seen)
 
 
-def test_concurrent_writers_and_killed_relays_keep_every_promise(
-    postgres: Postgres, tmp_path: Path, record_property: object
-) -> None:
-    """Long and rolled-back transactions, two relays killed again and again."""
-    url = postgres.database("walf_checker")
-    run = Run(database=url, broker=f"sqlite:///{tmp_path}/b.db", engine="wal", writers=4)
-    verdict = run.go()
-    shop = Shop(url)
-    shop.drop()
-    assert verdict.clean, verdict
-    assert verdict.events > 100
-
-
 @pytest.mark.chaos
 def test_a_long_run_with_database_restarts_keeps_every_promise(
     private_server: PrivateServer, tmp_path: Path

@@ -11,6 +11,7 @@ import pytest
 
 from tests.servers.fleet import Fleet, S
 from tests.servers.kafka import Kafka
+from tests.servers.lending import Lender
 from tests.servers.mariadb import MariaDB
 from tests.servers.nats import Nats
 from tests.servers.postgres import Postgres
@@ -18,6 +19,8 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 
 _FLEET = pytest.StashKey[Fleet]()
+_LENT = (RabbitMQ,)  # slow to start, and nobody pauses the shared one: all workers use one
+_LENDER = pytest.StashKey[Lender]()
 
 
 class PrivateServer(Protocol):
@@ -30,15 +33,32 @@ class PrivateServer(Protocol):
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the run's fleet; no server starts before a test asks for it."""
     folder = os.environ.get("HOLDFAST_SERVER_LOGS", tempfile.gettempdir())
-    run = os.environ.setdefault("HOLDFAST_TEST_RUN", str(os.getpid()))  # workers inherit it
-    config.stash[_FLEET] = Fleet(Path(folder, f"holdfast-server-logs-{run}"))
+    given = getattr(config, "workerinput", {})
+    run = given.get("run", os.getpid())
+    logs = Path(folder, f"holdfast-server-logs-{run}")
+    config.stash[_FLEET] = Fleet(logs, given.get("lender"), _LENT)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where it may borrow servers."""
+    node.workerinput["run"] = os.getpid()
+    stash = node.config.stash
+    if _LENDER not in stash:
+        stash[_LENDER] = Lender(_LENT, stash[_FLEET].shared)
+    node.workerinput["lender"] = stash[_LENDER].address
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let a worker of a parallel run tell which servers it started."""
+    """Let a worker tell which servers it started; close what the workers borrowed."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["servers"] = session.config.stash[_FLEET].report
+    lender = session.config.stash.get(_LENDER, None)
+    if lender is not None:
+        lender.close()
+        session.config.stash[_FLEET].close_shared()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -272,7 +272,7 @@ def test_a_hand_can_open_probe_and_close(breaker: Breaker, clock: VirtualClock) 
 
 def test_no_lock_is_held_during_the_call(breaker: Breaker) -> None:
     """Eight calls are inside at the same moment; one that waits for the others proves it."""
-    together = threading.Barrier(8, timeout=10)
+    together = threading.Barrier(8, timeout=60)
     call = guarded(breaker, together.wait)
     threads = [threading.Thread(target=call) for _ in range(8)]
     for thread in threads:

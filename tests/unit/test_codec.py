@@ -199,7 +199,7 @@ scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
 )
 trees = st.recursive(
-    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner), max_leaves=12
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner), max_leaves=8
 )
 
 

@@ -55,7 +55,7 @@ class Echo:
         for end in self._ends:
             end.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
 
 
 def connected(proxy: FaultProxy) -> socket.socket:
-    client = socket.create_connection((proxy.host, proxy.port), timeout=10)
+    client = socket.create_connection((proxy.host, proxy.port), timeout=60)
     client.settimeout(10)
     return client
 
@@ -127,7 +127,7 @@ def test_it_forwards_in_both_directions_and_counts(
     thread = threading.Thread(target=client.sendall, args=(data,))
     thread.start()
     assert received(client, len(data)) == data
-    thread.join(10)
+    thread.join(60)
     expected = {"to_server": len(data), "to_client": len(data)}
     wait_until(lambda: proxy.bytes == expected, what="all bytes are counted")
     assert (proxy.connections, proxy.accepted) == (1, 1)
@@ -254,7 +254,7 @@ def test_closing_ends_the_thread_and_frees_the_port(echo: Echo) -> None:
         client.recv(1)
     client.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
     wait_until(lambda: threading.active_count() <= before + 1, what="threads are gone")
     assert open_descriptors() <= descriptors + 1  # the echo server's end may linger
     with pytest.raises(RuntimeError, match="closed"):

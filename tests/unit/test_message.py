@@ -67,7 +67,7 @@ def test_handling_ends_with_the_innermost_first() -> None:
 def test_a_thread_inherits_the_cause_only_when_carried() -> None:
     """Threads start with a clean context; carry() takes the message along."""
     made: dict[str, Message] = {}
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
 
     def make(name: str) -> None:
         together.wait()

@@ -305,6 +305,14 @@ def poll_unless_paused(me: Wrapper, limit: int, timeout: float) -> list[Delivery
     return me.honest_poll(limit, timeout)
 
 
+def poll_keeping_its_place(me: Wrapper, limit: int, timeout: float) -> list[Delivery]:
+    before = me.inner.assignment()
+    got = me.honest_poll(limit, timeout)
+    if before and before != me.inner.assignment():  # as if all held were behind the reader
+        me.inner.accept(me.held)
+    return got
+
+
 def close_at_the_end(me: Wrapper) -> None:
     for lane in me.inner.assignment():
         me.inner.seek(lane, offset=me.notes.get("end", 0) + 1000)
@@ -582,6 +590,11 @@ SABOTAGES = [
             "two_members_share_the_work",
             "order_per_key_holds_while_members_come_and_go",
         ],
+    ),
+    Sabotage(
+        what="a rebalance skips what is held",
+        source={"poll": poll_keeping_its_place},
+        found_by=["unsettled_work_of_a_lane_that_stays_is_not_skipped"],
     ),
     Sabotage(
         what="close accepts what is held",

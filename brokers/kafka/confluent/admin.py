@@ -101,14 +101,10 @@ class ConfluentAdmin:
         except (KafkaException, LookupError, TypeError, ValueError):
             return None  # not every user may ask, nor every server answer
 
-    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
         """Return how far each lane reaches and how far *group* is."""
         with translated(f"asking for the offsets of group {group!r}"):
-            asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*lane) for lane in lanes])
-            [answer] = self._client.list_consumer_group_offsets(
-                [asked], request_timeout=self._seconds
-            ).values()
-            committed = {(p.topic, p.partition): p.offset for p in answer.result().topic_partitions}
+            committed = {} if group is None else self._committed(group, lanes)
             first, end = (self._ends(lanes, spec) for spec in (_Spec.earliest(), _Spec.latest()))
         return {
             lane: Extent(
@@ -118,6 +114,13 @@ class ConfluentAdmin:
             )
             for lane in lanes
         }
+
+    def _committed(self, group: str, lanes: Collection[Lane]) -> dict[tuple[str, int], int]:
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*lane) for lane in lanes])
+        [answer] = self._client.list_consumer_group_offsets(
+            [asked], request_timeout=self._seconds
+        ).values()
+        return {(p.topic, p.partition): p.offset for p in answer.result().topic_partitions}
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset at or after a time."""

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
 from holdfast.brokers.kafka.sizes import wire_size
-from holdfast.cloudevents import to_wire
+from holdfast.cloudevents import wire_list
 from holdfast.errors import (
     BrokerDown,
     HoldfastError,
@@ -52,6 +52,22 @@ class _Partitions(dict[int, Lane]):
         return lane
 
 
+def _reporter(
+    results: list[Published], failures: list[tuple[int, KafkaError]], lanes: _Lanes
+) -> Callable[[int, KafkaError | None, Any], None]:
+    """Return what librdkafka calls for every single message: it looks up as little as can be."""
+
+    def report(index: int, error: KafkaError | None, record: Any) -> None:
+        if error is None:
+            results[index] = Published(
+                None, lanes[record.topic()][record.partition()], record.offset()
+            )
+        else:
+            failures.append((index, error))
+
+    return report
+
+
 class ConfluentProducer:
     """A thin layer over `Producer`; delivery reports find their message by a bound index."""
 
@@ -62,6 +78,7 @@ class ConfluentProducer:
         self._reports: list[partial[None]] = []
         self._results: list[Published] = []
         self._failures: list[tuple[int, KafkaError]] = []
+        self._report = _reporter(self._results, self._failures, self._lanes)
         with translated("making a Kafka producer"):
             self._client = Producer(configs)
             if "transactional.id" in configs:
@@ -69,14 +86,16 @@ class ConfluentProducer:
 
     def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
         """Hand all to librdkafka, then wait for the report of each."""
-        self._results = results = [_UNSENT] * len(messages)
-        self._failures = failures = []
-        produce, reports = self._client.produce, self._reports_for(len(messages))
+        results, failures = self._results, self._failures
+        results[:] = [_UNSENT] * len(messages)
+        failures.clear()
+        produce: Any = self._client.produce
+        reports = self._reports_for(len(messages))
         for index, message in enumerate(messages):
             try:
                 produce(
                     message.topic, message.payload, message.key, -1, reports[index],
-                    None, 0, list(to_wire(message)),
+                    None, 0, wire_list(message),
                 )  # fmt: skip
             except BufferError:
                 self._produce_late(message, reports[index], until)
@@ -87,8 +106,7 @@ class ConfluentProducer:
         self._wait(until)
         for index, failure in failures:
             results[index] = Published(error=self._fault(failure, messages[index]))
-        self._results = []
-        return results
+        return results.copy()
 
     def _reports_for(self, count: int) -> list[partial[None]]:
         """Return a callback per index: librdkafka's reports do not say which message it was.
@@ -100,16 +118,9 @@ class ConfluentProducer:
             self._reports.append(partial(self._report, index))
         return self._reports
 
-    def _report(self, index: int, error: KafkaError | None, record: Any) -> None:
-        if error is None:
-            lane = self._lanes[record.topic()][record.partition()]
-            self._results[index] = Published(None, lane, record.offset())
-        else:
-            self._failures.append((index, error))
-
     def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
         """Produce although the queue is full: wait for room, and serve reports meanwhile."""
-        headers: Any = list(to_wire(message))
+        headers: Any = wire_list(message)
         while True:
             if self._clock.monotonic() > until:
                 raise BrokerDown("publishing: Kafka takes no more messages")

@@ -90,11 +90,13 @@ class PureAdmin:
         except (KafkaError, LookupError, TypeError, ValueError):
             return None  # not every user may ask, nor every server answer
 
-    def extents(self, group: str, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
         """Return how far each lane reaches and how far *group* is."""
         parts = {lane: TopicPartition(*lane) for lane in lanes}
         with translated(f"asking for the offsets of group {group!r}"):
-            committed = self._client.list_group_offsets({group: list(parts.values())})[group]
+            committed: Any = {}
+            if group is not None:
+                committed = self._client.list_group_offsets({group: list(parts.values())})[group]
             first = self._client.list_partition_offsets(
                 dict.fromkeys(parts.values(), OffsetSpec.EARLIEST)
             )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.consumer.subscription_state import (
+    AsyncConsumerRebalanceListener,
+    TopicPartitionState,
+)
 from kafka.errors import KafkaError, RebalanceInProgressError
 from kafka.structs import OffsetAndMetadata
 
@@ -47,7 +50,9 @@ class PureMember:
         self._heard_at = clock.monotonic()
         self._client: Any = connected(KafkaConsumer, configs, self._network)
         with translated("subscribing"):
-            self._client.subscribe(topics, listener=_Hear(self._network.loop, rebalance))
+            self._client.subscribe(
+                topics, listener=_Hear(self._network.loop, rebalance, self._forget)
+            )
         self._learn(topics)
 
     def _learn(self, topics: Sequence[str]) -> None:
@@ -56,6 +61,17 @@ class PureMember:
         known = self._client._cluster.partitions_for_topic
         while not all(known(topic) for topic in topics) and self._clock.monotonic() < until:
             self._clock.sleep(_LOOK_SECONDS)
+
+    def _forget(self, parts: Iterable[Any]) -> None:
+        """Make the client look up where the group is in *parts*, which just came.
+
+        It keeps its position in those that it had before, behind what was handed out and
+        not settled: those messages would be skipped, and the next commit would lose them.
+        """
+        known = self._client._subscription.assignment
+        for part in parts:
+            if part in known:
+                known[part] = TopicPartitionState()
 
     def fetch(
         self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
@@ -170,12 +186,19 @@ class _Join:
 class _Hear(AsyncConsumerRebalanceListener):  # type: ignore[misc]
     """Brings news from the IO thread to the polling one."""
 
-    def __init__(self, loop: CallerLoop, rebalance: Rebalance) -> None:
+    def __init__(
+        self,
+        loop: CallerLoop,
+        rebalance: Rebalance,
+        forget: Callable[[Iterable[Any]], None],
+    ) -> None:
         self._loop = loop
         self._rebalance = rebalance
+        self._forget = forget
 
     async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
-        """Pass it on."""
+        """Pass it on, with nothing left of what the client knew of *assigned* before."""
+        self._forget(assigned)
         await self._loop.in_caller(lambda: self._rebalance.assigned(_lanes(assigned)))
 
     async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:

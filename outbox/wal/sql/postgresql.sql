@@ -41,7 +41,7 @@ INSERT INTO holdfast_outbox_parked
     (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)
 SELECT nextval(pg_get_serial_sequence('holdfast_outbox', 'seq')), CAST(:id AS uuid),
     CAST(:topic AS varchar), CAST(:key AS varchar), CAST(:type AS varchar),
-    CAST(:payload AS bytea), CAST(:headers AS jsonb), CAST(:shard AS smallint),
+    CAST(:payload AS bytea), CAST(:headers AS json), CAST(:shard AS smallint),
     CAST(:error AS text), CAST(:now AS timestamptz), CAST(:state AS varchar)
 WHERE NOT EXISTS (
     SELECT 1 FROM holdfast_outbox_parked AS p WHERE p.id = CAST(:id AS uuid)

@@ -14,11 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast import Message
-from holdfast.errors import ConfigurationError, PoisonMessage
-from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune
+from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
+from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune, stats
 from holdfast.idempotency import claim as claims
 from holdfast.idempotency.keys import consumer_key, message_key
 from holdfast.idempotency.schema import inbox, roster
+from holdfast.idempotency.stats import forget
 from holdfast.layer import Call
 from holdfast.message import handling
 from tests.integration.idempotency.conftest import effects, persistently, together
@@ -365,8 +366,10 @@ def test_several_pruners_share_the_work(database: Engine) -> None:
 
 
 def test_pruning_an_unknown_consumer_says_so(database: Engine) -> None:
-    with pytest.raises(ConfigurationError, match="holdfast inbox stats"):
+    with pytest.raises(NotFound, match="holdfast inbox stats"):
         prune(database, consumer="nobody")
+    with pytest.raises(ConfigurationError, match="step"):
+        prune(database, step=0)
 
 
 def test_a_forgotten_message_is_handled_again(database: Engine) -> None:
@@ -375,6 +378,23 @@ def test_a_forgotten_message_is_handled_again(database: Engine) -> None:
         assert memory.claim(session, BILLING, "m")
         memory.forget(session, BILLING, ["m"])
         assert memory.claim(session, BILLING, "m")
+
+
+def test_the_numbers_of_the_inbox_are_told(database: Engine) -> None:
+    memory = Inbox(window="1h")
+    with Session(database) as session, session.begin():
+        for n in range(4):
+            memory.claim(session, BILLING, f"m{n}")
+    age(database, 3700)
+    with Session(database) as session, session.begin():
+        memory.claim(session, BILLING, "young")
+    (found,) = stats(database).consumers
+    assert (found.consumer, found.remembered, found.overdue, found.leased) == (BILLING, 5, 4, 0)
+    assert found.oldest is not None
+    assert found.newest is not None
+    assert found.oldest < found.newest
+    assert forget(database, BILLING, ["m1", "young", "never seen"]) == ["m1", "young"]
+    assert stats(database).consumers[0].remembered == 3
 
 
 @pytest.mark.parametrize("id_", ["x" * 5000, "nul\0", "surrogate\ud800", "'; DROP TABLE x", "漢"])

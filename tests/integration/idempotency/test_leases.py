@@ -279,6 +279,26 @@ def test_the_end_of_the_lease_commits_with_what_the_handler_wrote(database: Engi
         assert db.execute(select(func.count()).select_from(lease)).scalar_one() == 0
 
 
+def test_a_rolled_back_session_is_not_remembered_as_handled(database: Engine) -> None:
+    """The end of the lease is part of the handler's transaction, and goes with it."""
+
+    @idempotent(lease="30s", store=DatabaseLeases(database))
+    def send(order: Message, session: Session) -> None:
+        session.execute(insert(effects).values(name=order.id))
+
+    order = message()
+    with Session(database) as session:
+        send(order, session)
+        session.rollback()
+    with database.begin() as db:
+        assert db.execute(select(func.count()).select_from(inbox)).scalar_one() == 0
+        db.execute(update(lease).values(until=1.0))
+    with Session(database) as session, session.begin():
+        send(order, session)
+    with database.begin() as db:
+        assert db.execute(select(func.count()).select_from(effects)).scalar_one() == 1
+
+
 def _consumer(handler: Any) -> str:
     layer = handler.plan.layers[0]
     name: str = layer.subject.name

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import event, func, select, text, update
+from sqlalchemy import delete, event, func, select, text, update
 
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import Ledger, Orphan
@@ -189,6 +189,17 @@ def test_an_owner_that_was_believed_dead_may_return(database: Engine, ledger: Le
     ledger.alive(ME)
     ledger.starting(BILLING, ["n"], ME)
     assert ledger.orphans() == []
+
+
+def test_a_mark_without_an_owner_is_found_as_well(database: Engine, ledger: Ledger) -> None:
+    """An owner was buried while it began something: it gets one more term, then is judged."""
+    ledger.starting(BILLING, ["m"], ME)
+    with database.begin() as db:
+        db.execute(delete(owner))
+    assert ledger.orphans() == []
+    kill(database, ME)
+    assert [orphan.message_id for orphan in ledger.orphans()] == ["m"]
+    assert count(database, start) == 0
 
 
 def test_several_processes_that_look_for_orphans_blame_once(database: Engine) -> None:

@@ -1,0 +1,122 @@
+"""`holdfast inbox`: what consumers remember, and for how long."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from sqlalchemy.engine import Engine
+
+from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.options import Config, Database, Json, Yes
+from holdfast.database import open_database
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.idempotency.pruner import prune as prune_rows
+from holdfast.idempotency.stats import ConsumerStats, require_inbox
+from holdfast.idempotency.stats import forget as forget_rows
+from holdfast.idempotency.stats import stats as count
+from holdfast.idempotency.window import as_text
+
+app = typer.Typer(
+    help="See and prune what consumers remember of handled messages.", no_args_is_help=True
+)
+
+Consumer = Annotated[str, typer.Argument(help="The consumer as `holdfast inbox stats` names it.")]
+
+
+@app.command(epilog="Example: holdfast inbox stats --database sqlite:///shop.db")
+def stats(*, config: Config = None, database: Database, as_json: Json = False) -> None:
+    """Show what each consumer remembers, its window, and messages in flight or in trouble."""
+    with _inbox(database) as engine:
+        found = count(engine)
+    if as_json:
+        print_json(asdict(found))
+        return
+    headings = ("consumer", "remembered", "oldest", "newest", "window", "to prune", "leased")
+    print_table(headings, [_row(consumer) for consumer in found.consumers])
+    say(
+        f"in flight {found.in_flight:,}, failing {found.failing:,} (suspected of a crash "
+        f"{found.suspects:,}), waiting for an earlier version {found.ahead:,}"
+    )
+    if any(consumer.overdue for consumer in found.consumers):
+        say("next: holdfast inbox prune")
+
+
+@app.command(epilog="Example: holdfast inbox prune --consumer billing/shop.bill")
+def prune(
+    *,
+    config: Config = None,
+    database: Database,
+    consumer: Annotated[str | None, typer.Option(help="Only this consumer.")] = None,
+    step: Annotated[int, typer.Option(min=1, help="Rows per transaction.")] = 500,
+    as_json: Json = False,
+) -> None:
+    """Delete what is older than its consumer's window, in small steps; several may run at once."""
+    with _inbox(database) as engine:
+        pruned = prune_rows(engine, consumer=consumer, step=step)
+    if as_json:
+        print_json(pruned)
+        return
+    for name, rows in sorted(pruned.items()):
+        say(f"pruned {rows:,} of {name}")
+    if not pruned:
+        say("nothing to prune")
+
+
+@app.command(epilog="Example: holdfast inbox forget billing/shop.bill 0190163d-8694-739b-aea5-"
+             "966c26f8ad91 --yes")  # fmt: skip
+def forget(
+    consumer: Consumer,
+    ids: Annotated[list[str], typer.Argument(help="Ids (or keys) of handled messages.")],
+    *,
+    config: Config = None,
+    database: Database,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Forget handled messages: when they come again, their effect happens a second time."""
+    if not yes:
+        _confirm(len(ids))
+    with _inbox(database) as engine:
+        forgotten = forget_rows(engine, consumer, ids)
+    if not forgotten:
+        raise NotFound(f"{consumer} remembers none of these {len(ids)} message(s)")
+    if as_json:
+        print_json(forgotten)
+        return
+    say(f"forgot {len(forgotten):,} of {len(ids):,}: they are handled again when they come")
+
+
+def _confirm(size: int) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigurationError("forget lets effects happen twice and nobody is here to ask: "
+                                 "add --yes")  # fmt: skip
+    if not typer.confirm(f"Let {size:,} message(s) take effect a second time?"):
+        say("left as it is")
+        raise SystemExit(1)
+
+
+def _row(found: ConsumerStats) -> tuple[object, ...]:
+    window = "for ever" if found.window_seconds is None else as_text(found.window_seconds)
+    return (
+        found.consumer,
+        f"{found.remembered:,}",
+        "" if found.oldest is None else f"{found.oldest:%Y-%m-%d %H:%M:%S}Z",
+        "" if found.newest is None else f"{found.newest:%Y-%m-%d %H:%M:%S}Z",
+        window,
+        f"{found.overdue:,}",
+        f"{found.leased:,}",
+    )
+
+
+@contextmanager
+def _inbox(url: str) -> Iterator[Engine]:
+    engine = open_database(url)
+    try:
+        with engine.connect() as db:
+            require_inbox(db)
+        yield engine
+    finally:
+        engine.dispose()

@@ -1,0 +1,70 @@
+"""Transactions of our own: short, and begun again when the database breaks a deadlock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from holdfast.backoff import Backoff
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
+
+T = TypeVar("T")
+
+DEADLOCKS: Final = Backoff(first=0.02, ceiling=1.0, attempts=12)
+"""How often a transaction is begun again after the database has chosen it as the victim."""
+
+_SQLSTATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_MYSQL = frozenset({1020, 1205, 1213})  # changed since read, lock wait timeout, deadlock
+_SQLITE_BUSY = frozenset({5, 6})
+
+
+def is_deadlock(error: BaseException) -> bool:
+    """Whether the database gave this up to let a rival go on: the same work may pass now."""
+    origin: Any = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+    if state in _SQLSTATES:
+        return True
+    code = getattr(origin, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return code & 0xFF in _SQLITE_BUSY
+    number = next(iter(getattr(origin, "args", ())), None)
+    return isinstance(number, int) and number in _MYSQL
+
+
+def transact(
+    engine: Engine,
+    work: Callable[[Connection], T],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    backoff: Backoff = DEADLOCKS,
+) -> T:
+    """Return what *work* returns, once its transaction has committed.
+
+    A deadlock rolls it back and begins it again after a random wait, so *work* must change
+    nothing but the database. READ COMMITTED, whatever the engine's own level: a rival's
+    commit is seen instead of failing us.
+    """
+    engine, attempt = _read_committed(engine), 0
+    while True:
+        attempt += 1
+        try:
+            with engine.begin() as db:
+                return work(db)
+        except DBAPIError as error:
+            delay = backoff.delay(attempt) if is_deadlock(error) else None
+            if delay is None:
+                raise
+        clock.sleep(delay)
+
+
+def _read_committed(engine: Engine) -> Engine:
+    has = engine.get_execution_options().get("isolation_level")
+    if engine.dialect.name == "sqlite" or has == "READ COMMITTED":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")

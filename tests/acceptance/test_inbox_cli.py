@@ -1,0 +1,94 @@
+"""`holdfast inbox`: operators see what is remembered, and forget only on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from holdfast.database import open_database
+from holdfast.idempotency import Inbox, Ledger, create_tables
+from holdfast.idempotency.schema import inbox
+
+BILLING = "billing/shop.bill"
+
+
+def holdfast(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("holdfast"), "inbox", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        input="",
+        env={**os.environ, "HOLDFAST_DATABASE": "sqlite:///shop.db", "COLUMNS": "200"},
+    )
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """Let a consumer have handled six messages, three of them long ago."""
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    memory = Inbox(window="14d")
+    with Session(engine) as session, session.begin():
+        for n in range(3):
+            memory.claim(session, BILLING, f"old-{n}")
+    with engine.begin() as db:
+        db.execute(update(inbox).values(handled_at=inbox.c.handled_at - 15 * 86400))
+    with Session(engine) as session, session.begin():
+        for n in range(3):
+            memory.claim(session, BILLING, f"new-{n}")
+    ledger = Ledger(engine)
+    ledger.starting(BILLING, ["new-9"], "owner")
+    ledger.failed(BILLING, "new-9", "error")
+    engine.dispose()
+    return tmp_path
+
+
+def test_stats_show_what_each_consumer_remembers(shop: Path) -> None:
+    done = holdfast(shop, "stats")
+    assert done.returncode == 0, done.stderr
+    for words in (BILLING, "2w", "in flight 1", "failing 1", "holdfast inbox prune"):
+        assert words in done.stdout
+    found = json.loads(holdfast(shop, "stats", "--json").stdout)
+    (consumer,) = found["consumers"]
+    assert (consumer["consumer"], consumer["remembered"], consumer["overdue"]) == (BILLING, 6, 3)
+    assert (found["in_flight"], found["failing"], found["suspects"]) == (1, 1, 0)
+
+
+def test_prune_removes_what_is_beyond_the_window(shop: Path) -> None:
+    assert json.loads(holdfast(shop, "prune", "--step", "2", "--json").stdout) == {BILLING: 3}
+    assert "nothing to prune" in holdfast(shop, "prune").stdout
+    found = json.loads(holdfast(shop, "stats", "--json").stdout)
+    assert found["consumers"][0]["remembered"] == 3
+
+
+def test_forget_asks_first_and_lets_a_message_be_handled_again(shop: Path) -> None:
+    refused = holdfast(shop, "forget", BILLING, "new-1")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    done = holdfast(shop, "forget", BILLING, "new-1", "never-seen", "--yes")
+    assert done.returncode == 0
+    assert "forgot 1 of 2" in done.stdout
+    again = holdfast(shop, "forget", BILLING, "new-1", "--yes")
+    assert again.returncode == 1
+    assert "remembers none" in again.stderr
+
+
+def test_an_unknown_consumer_or_a_missing_table_is_one_sentence(shop: Path) -> None:
+    for args in (("prune", "--consumer", "nobody"), ("forget", "nobody", "m", "--yes")):
+        done = holdfast(shop, *args)
+        assert done.returncode == 1
+        assert "holdfast inbox stats" in done.stderr
+        assert "Traceback" not in done.stderr
+    empty = holdfast(shop, "stats", "--database", "sqlite:///empty.db")
+    assert empty.returncode == 2
+    assert "holdfast db upgrade" in empty.stderr

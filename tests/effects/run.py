@@ -1,0 +1,225 @@
+"""One run of the effect-once checker: duplicates, poison, kills, a rebalance, then the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select
+
+from holdfast import Message
+from holdfast.brokers import connect
+from holdfast.consumer import create_tables
+from holdfast.consumer.schema import held, held_key
+from holdfast.database import open_database
+from holdfast.dlq import close
+from holdfast.dlq.schema import message as letters
+from holdfast.testing import WaitTimeout, wait_until
+from tests.effects.worker import GROUP, TOPIC, effects, metadata
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What really happened."""
+
+    missing: list[int]
+    twice: list[int]
+    phantom: list[int]
+    disorder: list[str]
+    dead: list[int]
+    wanted_dead: list[int]
+    left: int
+    handled_by: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether every promise held."""
+        broken = self.missing or self.twice or self.phantom or self.disorder or self.left
+        return not broken and self.dead == self.wanted_dead
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What is published, and how the consumers are treated meanwhile."""
+
+    broker: str
+    database: str
+    native: dict[str, Any] = field(default_factory=dict)
+    count: int = 600
+    keys: int = 40
+    kills: int = 1
+    deadly: int = 0
+    sabotage: str = ""
+    deadline: float = 120.0
+    partitions: int = 4
+
+    def go(self) -> Verdict:
+        """Publish, consume with two processes, kill, and judge."""
+        engine = open_database(self.database)
+        create_tables(engine)
+        metadata.create_all(engine)
+        orders = self._orders()
+        self._publish(orders)
+        workers: list[subprocess.Popen[bytes]] = [self._worker()]
+        try:
+            try:
+                self._strain(engine, orders, workers)
+                wait_until(
+                    lambda: self._is_done(engine, orders, workers),
+                    deadline=self.deadline,
+                    what="every message handled or dead",
+                )
+            except WaitTimeout as error:
+                raise AssertionError(f"{error}; so far: {self._judge(engine, orders)}") from error
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.wait(40)
+            return self._judge(engine, orders)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+            engine.dispose()
+
+    def _orders(self) -> list[dict[str, Any]]:
+        chance = random.Random(self.count)
+        kinds = ["poison"] * (self.count // 100) + ["flaky"] * (self.count // 20)
+        kinds += ["deadly"] * self.deadly
+        kinds += ["good"] * (self.count - len(kinds))
+        chance.shuffle(kinds)
+        return [
+            {"number": n, "key": f"k{chance.randrange(self.keys)}", "kind": kind}
+            for n, kind in enumerate(kinds)
+        ]
+
+    def _publish(self, orders: list[dict[str, Any]]) -> None:
+        """Publish every order once, and a tenth of them again, some much later."""
+        chance = random.Random(1)
+        messages = [
+            Message.new(TOPIC, json.dumps(order).encode(), key=order["key"]) for order in orders
+        ]
+        again = chance.sample(messages, len(messages) // 10)
+        late = set(again[::2])
+        stream: list[Message] = []
+        for message in messages:
+            stream.append(message)
+            if message in again and message not in late:
+                stream.append(message)
+        stream += sorted(late, key=lambda message: message.id)
+        with closing(connect(self.broker, **self.native)) as broker:
+            broker.create_topic(TOPIC, partitions=self.partitions)
+            broker.source([TOPIC], group=GROUP).close()  # queues keep only what follows
+            with closing(broker.sink()) as sink:
+                for start in range(0, len(stream), 200):
+                    results = sink.publish(stream[start : start + 200])
+                    assert not [result.error for result in results if result.error]
+
+    def _strain(
+        self,
+        engine: Engine,
+        orders: list[dict[str, Any]],
+        workers: list[subprocess.Popen[bytes]],
+    ) -> None:
+        """Let a second process join, then kill one after the other as the work goes on."""
+        steps = self.kills + 1
+        for step in range(1, steps):
+            goal = len(orders) * step // (steps + 1)
+            wait_until(
+                lambda goal=goal: (  # type: ignore[misc]
+                    self._look_after(engine, workers) or self._handled(engine) >= goal
+                ),
+                deadline=self.deadline,
+                what=f"{goal} handled before kill {step}",
+            )
+            if len(workers) < 2:
+                workers.append(self._worker())
+            victim = workers.pop(0)
+            victim.kill()
+            victim.wait()
+            workers.append(self._worker())
+
+    def _is_done(
+        self,
+        engine: Engine,
+        orders: list[dict[str, Any]],
+        workers: list[subprocess.Popen[bytes]],
+    ) -> bool:
+        self._look_after(engine, workers)
+        if self._handled(engine) < sum(order["kind"] in ("good", "flaky") for order in orders):
+            return False
+        with engine.connect() as db:
+            waiting = db.execute(select(func.count()).select_from(held)).scalar_one()
+            keys = db.execute(select(func.count()).select_from(held_key)).scalar_one()
+            dead = db.execute(select(func.count()).select_from(letters)).scalar_one()
+        wanted = sum(order["kind"] in ("poison", "deadly") for order in orders)
+        if waiting or keys or dead < wanted:
+            return False
+        with closing(connect(self.broker, **self.native)) as broker:
+            return not any(broker.lag(GROUP, [TOPIC]).values())
+
+    def _look_after(self, engine: Engine, workers: list[subprocess.Popen[bytes]]) -> bool:
+        """Discard dead letters as an operator would, and start what died; never done by that."""
+        with engine.begin() as db:
+            open_ = select(letters.c.dlq_id).where(letters.c.state == "pending")
+            ids = list(db.execute(open_).scalars())
+            if ids:
+                close(db, ids, "discarded", actor="checker", reason="known to be bad")
+        for worker in list(workers):
+            if worker.poll() is not None:
+                assert worker.returncode == -9, f"a consumer ended with {worker.returncode}"
+                workers.remove(worker)
+                workers.append(self._worker())
+        return False
+
+    def _handled(self, engine: Engine) -> int:
+        with engine.connect() as db:
+            return db.execute(select(func.count(effects.c.number.distinct()))).scalar_one()
+
+    def _judge(self, engine: Engine, orders: list[dict[str, Any]]) -> Verdict:
+        with engine.connect() as db:
+            made = list(db.execute(select(effects).order_by(effects.c.seq)))
+            bodies = list(db.execute(select(letters.c.payload)).scalars())
+            left = db.execute(select(func.count()).select_from(held)).scalar_one()
+        good = {order["number"] for order in orders if order["kind"] in ("good", "flaky")}
+        counts = Counter(row.number for row in made)
+        disorder = []
+        for key in {order["key"] for order in orders}:
+            numbers = [row.number for row in made if row.key == key]
+            disorder += [f"{key}: {b} after {a}" for a, b in itertools.pairwise(numbers) if b < a]
+        return Verdict(
+            missing=sorted(good - set(counts)),
+            twice=sorted(number for number, n in counts.items() if n > 1),
+            phantom=sorted(set(counts) - good),
+            disorder=disorder,
+            dead=sorted(json.loads(body)["number"] for body in bodies),
+            wanted_dead=sorted(
+                order["number"] for order in orders if order["kind"] in ("poison", "deadly")
+            ),
+            left=left,
+            handled_by=len({row.process for row in made}),
+        )
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                sys.executable, "-m", "tests.effects.worker", self.broker, self.database,
+                json.dumps(self.native), self.sabotage,
+            ],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Each message's effect happens once, whatever is duplicated, poisoned, killed or rebalanced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import new_id
+from tests.effects.run import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Kafka, Nats, Postgres, RabbitMQ, Redis
+
+# kafka-python reads its own schemas in a way that Python 3.11 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+
+SHORT = {"count": 600, "kills": 1}
+LONG = {"count": 10_000, "kills": 12, "keys": 300, "deadline": 1500.0}
+SIZES = [
+    pytest.param(SHORT, id="short"),
+    pytest.param(LONG, id="long", marks=pytest.mark.chaos),
+]
+
+
+def check(run: Run) -> None:
+    """Every good message once and in order, every poison dead once, nothing else."""
+    verdict = run.go()
+    assert verdict.clean, verdict
+    assert verdict.handled_by > 1, "no second process took part"
+
+
+def database(postgres: Postgres, broker: str, size: dict[str, Any]) -> str:
+    """Return the address of a fresh database for one run."""
+    return postgres.database(f"effects_{broker}_{size['count']}")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_happen_once_on_sqlite(
+    postgres: Postgres, tmp_path: Path, size: dict[str, Any]
+) -> None:
+    """The embedded broker, with PostgreSQL as the database."""
+    url = f"sqlite:///{tmp_path}/b.db?session=2"
+    check(Run(broker=url, database=database(postgres, "sqlite", size), **size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_happen_once_on_kafka(
+    postgres: Postgres, kafka: Kafka, size: dict[str, Any]
+) -> None:
+    """Kafka, whose commits are cumulative."""
+    native = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 500}
+    url = f"kafka://{kafka.address}"
+    check(Run(broker=url, native=native, database=database(postgres, "kafka", size), **size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_happen_once_on_rabbitmq(
+    postgres: Postgres, rabbitmq: RabbitMQ, size: dict[str, Any]
+) -> None:
+    """RabbitMQ, which counts deliveries in its own way."""
+    check(Run(broker=rabbitmq.url, database=database(postgres, "rabbitmq", size), **size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_happen_once_on_redis(
+    postgres: Postgres, redis: Redis, size: dict[str, Any]
+) -> None:
+    """Redis Streams, where lanes are owned by leases."""
+    native = {"session": 2.0, "prefix": new_id()}
+    check(Run(broker=redis.url, native=native, database=database(postgres, "redis", size), **size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_happen_once_on_nats(postgres: Postgres, nats: Nats, size: dict[str, Any]) -> None:
+    """NATS JetStream, whose deliveries have a lease."""
+    native = {"session": 2.0, "lease": 2.0}
+    check(Run(broker=nats.url, native=native, database=database(postgres, "nats", size), **size))
