@@ -152,15 +152,15 @@ def outgoing(db: Connection, plan_id: str, start: int, end: int) -> list[Outgoin
     return [Outgoing(row) for row in db.execute(found)]
 
 
-def unknown(db: Connection, plan_id: str, most: int) -> list[Outgoing]:
-    """Return what was sent by *plan_id* and marked as unknown, in order."""
-    found = (
-        _outgoing()
-        .where(item.c.plan_id == plan_id, item.c.state == ItemState.UNKNOWN)
-        .order_by(item.c.position)
-        .limit(most)
+def settled(db: Connection, plan_id: str, start: int, end: int) -> set[int]:
+    """Return the numbers from *start* up to before *end* that are not to be sent any more."""
+    found = select(item.c.position).where(
+        item.c.plan_id == plan_id,
+        item.c.position >= start,
+        item.c.position < end,
+        item.c.state != ItemState.CLAIMED,
     )
-    return [Outgoing(row) for row in db.execute(found)]
+    return set(db.execute(found).scalars())
 
 
 def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:

@@ -16,7 +16,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.lease import Lease
-from holdfast.dlq.replay.letters import Outgoing, outgoing
+from holdfast.dlq.replay.letters import Outgoing, outgoing, settled
 from holdfast.dlq.replay.plans import tally
 from holdfast.dlq.replay.rate import Bucket
 from holdfast.dlq.replay.refused import set_aside
@@ -44,7 +44,8 @@ _SENDABLE = ACTIVE | {PlanState.DRAFT}
 class Pace:
     """How a sender works; the plan itself says what and how fast."""
 
-    batch: int = 1000
+    batch: int = 2000
+    """Published at a time; after a crash at most so many are sent again."""
     lease_seconds: float = 5.0
     poll_seconds: float = 0.2
 
@@ -112,8 +113,14 @@ class _Stream:
             self._ahead = None
             found = future.result()
             if (first, last) == (start, end):
-                return found
+                return self._without_held(found, start, end)
         return self._fetch(start, end)
+
+    def _without_held(self, batch: list[Outgoing], start: int, end: int) -> list[Outgoing]:
+        """Return *batch* without what was held back or confirmed since it was read."""
+        with self._engine.connect() as db:
+            gone = settled(db, self._plan_id, start, end)
+        return [one for one in batch if one.position not in gone] if gone else batch
 
     def read_ahead(self, start: int, end: int) -> None:
         self._ahead = start, end, self._reader.submit(self._fetch, start, end)
@@ -174,20 +181,20 @@ class _Run:
         if self._plan.rate.per_second is None and end < until:
             self._stream.read_ahead(end, min(until, end + pace.batch))
         if batch:
-            messages = [self._target.addressed(one, self._plan.id) for one in batch]
-            results = self._published(messages)
+            results = self._published(batch)
             self._set_aside(batch, results)
             METRICS.replayed.labels("sent").inc(len(batch))
         # Published, then marked: between the two a crash duplicates, and never loses.
         self._mark(sent=end)
 
-    def _published(self, messages: list[Any]) -> list[Published]:
+    def _published(self, batch: list[Outgoing]) -> list[Published]:
         """Publish, waiting out a broker that is away for a while."""
         backoff = Backoff(first=0.1, ceiling=5.0)
         patience = self._clock.monotonic() + self._plan.policy.patience
         attempt = 1
         while True:
             try:
+                messages = [self._target.addressed(one, self._plan.id) for one in batch]
                 results = self._sink.publish(messages)
                 down = next((r.error for r in results if isinstance(r.error, DependencyDown)), None)
                 if down is None:

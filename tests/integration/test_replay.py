@@ -228,6 +228,8 @@ def test_a_handler_that_is_still_broken_stops_the_plan_at_the_canary(shop: Shop)
     plan = shop.freeze()
     with shop.billing.running("orders.billing.replay"):
         ending = shop.send(plan.id)
+        # The first failure stops the plan; the others of the canary are still on their way.
+        wait_until(lambda: shop.items(plan.id).get("failed_again") == 3)
     assert ending.kind is EndingKind.STOPPED
     assert "canary" in ending.reason
     assert len(shop.billing.seen) == 3
@@ -247,6 +249,7 @@ def test_a_stopped_plan_goes_on_with_another_canary(small: Shop) -> None:
     plan = small.freeze()
     with small.billing.running("orders.billing.replay"):
         small.send(plan.id)
+        wait_until(lambda: small.items(plan.id).get("failed_again") == 3)
         small.billing.broken = lambda _: False
         resumed = small.plans.resume(small.plans.find(plan.id), ADA)
         assert resumed.policy.canary == 6
@@ -438,6 +441,7 @@ def test_a_message_replayed_too_often_is_parked(small: Shop) -> None:
         plan = small.freeze()
         with small.billing.running("orders.billing.replay"):
             small.send(plan.id)
+            wait_until(lambda plan=plan: "claimed" not in small.items(plan.id))
         assert small.items(plan.id)["failed_again"] == 1, round_
         small.plans.abort(small.plans.find(plan.id), ADA)
         with small.engine.connect() as db:
