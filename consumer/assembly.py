@@ -18,6 +18,7 @@ from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import capture
+from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import replay_topic
 from holdfast.errors import BrokerDown, HoldfastError
 
@@ -88,6 +89,8 @@ class Assembly:
             settings=settings, clock=clock, tally=tally, metrics=metrics,
         )  # fmt: skip
         metrics.begin(routes, lambda: len(self.lanes.running()))
+        for topic in routes:
+            METRICS.watch(group, topic)
 
     def run(self, *, until_idle: bool) -> None:
         """Run until stopped, or until nothing is left to do."""

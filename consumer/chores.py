@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from holdfast.consumer.books import translated
 from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq import closed
+from holdfast.dlq.tally import fold
+from holdfast.idempotency import prune
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,6 +30,7 @@ _KEYS_AT_ONCE = 20
 _ROWS_AT_ONCE = 50
 _LETTERS_AT_ONCE = 1000
 _PRUNE_EVERY = 600.0
+_FOLD_EVERY = 10.0
 _PRUNE_OLDER = 7 * 86400.0
 
 
@@ -56,6 +59,7 @@ class Chores:
         self._sharing = sharing
         self._after = ""
         self._next_sweep = self._next_prune = 0.0
+        self._next_fold = clock.monotonic() + _FOLD_EVERY
         self.retrying = 0
         """How many keys wait for a retry that is due later."""
         self.admit: Callable[[list[Work]], None] = lambda _works: None
@@ -75,6 +79,10 @@ class Chores:
             self._next_prune = now + _PRUNE_EVERY
             with translated():
                 self._books.ledger.prune(older_than=_PRUNE_OLDER)
+                prune(self._books.engine, clock=self._clock)
+        if now >= self._next_fold:
+            self._next_fold = now + _FOLD_EVERY
+            fold(self._books.engine, clock=self._clock, batches=2)
         for sharing in self._sharing:
             with translated():
                 sharing.refresh()

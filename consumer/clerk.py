@@ -181,11 +181,15 @@ class Clerk:
 
     def _held(self, db: Connection, works: list[Work]) -> set[LaneKey]:
         fresh = [work for work in works if work.row is None and not work.message.is_replay]
-        if not fresh:
-            return set()
-        by_hash = {hash_of(work.message.key, work.message.id): work.lane_key for work in fresh}
-        found = self._books.held.among(db, fresh[0].route.topic, list(by_hash))
-        return {by_hash[one] for one in found}
+        by_topic: dict[str, dict[str, LaneKey]] = {}
+        for work in fresh:
+            hashes = by_topic.setdefault(work.route.topic, {})
+            hashes[hash_of(work.message.key, work.message.id)] = work.lane_key
+        return {
+            hashes[one]
+            for topic, hashes in sorted(by_topic.items())
+            for one in self._books.held.among(db, topic, list(hashes))
+        }
 
     def _unmark(self) -> None:
         by_consumer: dict[str, list[str]] = {}

@@ -178,5 +178,5 @@ class _LateTopicHome:
     def put(self, letter: DeadLetter, connection: Any = None) -> None:
         """Return once *letter* is durable."""
         if self._home is None:
-            self._home = TopicHome(self._broker.sink(), prepare=self._broker.create_topic)
+            self._home = TopicHome.on(self._broker)
         self._home.put(letter, connection)

@@ -203,9 +203,7 @@ class Performer:
         if remedy is Remedy.PAUSE:
             return self._down(work, error)
         if remedy is Remedy.RELEASE:
-            log.info("message %s is left to others: %r", work.message.id, error)
-            self._clean(work)
-            return Released()
+            return self._left(work, error)
         return self._again(work, error)
 
     def _again(self, work: Work, error: BaseException) -> Verdict:
@@ -241,6 +239,23 @@ class Performer:
         level = logging.INFO if isinstance(error, CircuitOpen) else logging.WARNING
         log.log(level, "message %s waits, nothing is acknowledged: %s", work.message.id, error)
         work.waits_for = str(error)
+        return Wait(min(delay, self._settings.patience))
+
+    def _left(self, work: Work, error: BaseException) -> Verdict:
+        """Wait for whoever has *work* in hand; it keeps its turn, and nobody is blamed.
+
+        A parked message that somebody else has handled is simply gone.
+        """
+        log.info("message %s is left to others: %r", work.message.id, error)
+        outages = work.outages + 1
+        self._clean(work)
+        if work.row is not None or work.dropped:
+            return Released()
+        work.outages = outages
+        self._tally.add("released")
+        self._metrics.count(work.route.topic, "released")
+        asked = getattr(error, "retry_after", None)
+        delay = self._settings.backoff.delay(min(outages, 8)) or 1.0 if asked is None else asked
         return Wait(min(delay, self._settings.patience))
 
     def _parked(self, work: Work) -> Verdict:

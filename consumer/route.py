@@ -102,10 +102,12 @@ class Routing:
         return layers
 
     def _at_home(self, layer: Layer) -> Layer:
-        """Give a `@dead_letter()` without a home the consumer's own."""
+        """Give layers that lack one the consumer's home of dead letters, or its database."""
         if layer.stage is Stage.SETTLE and getattr(layer, "home", self) is None:
             using: Callable[[Any], Layer] = layer.using  # type: ignore[attr-defined]
             return using(self._home)
+        if self._engine is not None and hasattr(layer, "bind_database"):
+            return layer.bind_database(self._engine)  # type: ignore[no-any-return]
         return layer
 
     def _transaction(self, plan: Plan, engine: Engine) -> Layer:

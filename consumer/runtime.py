@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.caps import Pause
 from holdfast.consumer.settings import Order
 from holdfast.consumer.work import LaneKey, Work
+from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import Marks, is_for, original
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
 
@@ -119,6 +120,7 @@ class Runtime:
             return
         try:
             source.accept(settled)
+            METRICS.consumed.labels(self._group).inc(len(settled))
         except StaleDelivery:
             log.info("some of %d messages belong to others now", len(settled))
         except HoldfastError:

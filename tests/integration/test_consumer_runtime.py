@@ -16,7 +16,7 @@ from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Attempt, Consumer, Ending, Order
 from holdfast.dlq import close, dead_letter
 from holdfast.dlq.replay.marks import Marks, replay_topic
-from holdfast.idempotency import idempotent
+from holdfast.idempotency import InProgress, idempotent
 from holdfast.outbox import Outbox
 from holdfast.outbox import create_tables as create_outbox
 from holdfast.retry import Backoff, retry, timeout
@@ -43,6 +43,64 @@ def discard(bench: Bench) -> None:
     """Close every dead letter, as an operator does."""
     with bench.engine.begin() as db:
         close(db, [row.dlq_id for row in bench.letters], "discarded", actor="ada", reason="bad")
+
+
+def test_a_message_that_somebody_else_has_in_hand_keeps_its_turn(bench: Bench) -> None:
+    """It is tried again in place, nobody is blamed, and its partition does not get stuck."""
+    consumer, refused = bench.consumer(), [InProgress("g/other", "m", 0.05)] * 3
+
+    @consumer.on("orders")
+    def handle(order: str, session: Session) -> None:
+        if order == "first" and refused:
+            raise refused.pop()
+        bench.note(session, order)
+
+    bench.publish("first", "second")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert bench.effects == ["first", "second"]
+    assert (bench.attempts, bench.letters) == ([], [])
+
+
+def test_a_leased_handler_takes_the_database_of_its_consumer(bench: Bench) -> None:
+    """`@idempotent(lease=…)` works under a consumer, and a duplicate runs nothing."""
+    consumer, calls = bench.consumer(), []
+
+    @consumer.on("orders")
+    @idempotent(lease="30s")
+    def handle(order: str) -> None:
+        calls.append(order)
+
+    message = Message.new("orders", b"once", key="k")
+    bench.send(message, message)
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert calls == ["once"]
+
+
+def test_a_handler_of_two_topics_holds_the_keys_of_each(bench: Bench) -> None:
+    """A key that is held in one topic stays held there after a restart, whatever comes first."""
+
+    def handle(order: str, session: Session) -> None:
+        if order.startswith("bad"):
+            raise PoisonMessage("bad")
+        bench.note(session, order)
+
+    def both() -> Consumer:
+        consumer = bench.consumer(batch=10)
+        consumer.on("orders")(dead_letter()(handle))
+        consumer.on("returns")(dead_letter()(handle))
+        return consumer
+
+    bench.broker.create_topic("returns")
+    bench.publish("bad", key="sick", topic="returns")
+    with running(both()):
+        until(lambda: len(bench.held_keys) == 1, "the key is held")
+    bench.publish("fine", key="well")
+    bench.publish("behind", key="sick", topic="returns")
+    with running(both()):
+        until(lambda: bench.effects == ["fine"] and len(bench.held) == 1, "one ran, one is parked")
+    assert bench.effects == ["fine"]
 
 
 # -- order and poison ------------------------------------------------------------------
