@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.consumer.books import translated
 from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq import closed
+from holdfast.idempotency import prune
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,6 +76,7 @@ class Chores:
             self._next_prune = now + _PRUNE_EVERY
             with translated():
                 self._books.ledger.prune(older_than=_PRUNE_OLDER)
+                prune(self._books.engine, clock=self._clock)
         for sharing in self._sharing:
             with translated():
                 sharing.refresh()

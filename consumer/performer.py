@@ -203,9 +203,12 @@ class Performer:
         if remedy is Remedy.PAUSE:
             return self._down(work, error)
         if remedy is Remedy.RELEASE:
-            log.info("message %s is left to others: %r", work.message.id, error)
+            log.info("message %s is not handled now: %r", work.message.id, error)
+            gone = work.row is not None and isinstance(error, StaleDelivery)
             self._clean(work)
-            return Released()
+            # Still ours: somebody is at it elsewhere, so look again; nobody is blamed.
+            asked = getattr(error, "retry_after", None)
+            return Released() if gone else Wait(1.0 if asked is None else float(asked))
         return self._again(work, error)
 
     def _again(self, work: Work, error: BaseException) -> Verdict:

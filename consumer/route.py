@@ -106,6 +106,8 @@ class Routing:
         if layer.stage is Stage.SETTLE and getattr(layer, "home", self) is None:
             using: Callable[[Any], Layer] = layer.using  # type: ignore[attr-defined]
             return using(self._home)
+        if self._engine is not None and hasattr(layer, "bind_database"):
+            return layer.bind_database(self._engine)  # type: ignore[no-any-return]
         return layer
 
     def _transaction(self, plan: Plan, engine: Engine) -> Layer:
