@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from holdfast.classification import classify
 from holdfast.consumer.session import HandlerSession
 from holdfast.errors import DependencyDown, Remedy
+from holdfast.idempotency.aborted import require_live
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
@@ -149,7 +150,11 @@ def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
 
 
 def run_committing(call: Call, connection: Connection) -> None:
-    """Run what was asked for with `before_commit`."""
+    """Run what was asked for with `before_commit`; an aborted transaction is refused first.
+
+    A database error that the handler swallowed would make the commit a silent rollback.
+    """
+    require_live(connection)
     for action in call.notes.get(COMMITTING, ()):
         action(connection)
 
