@@ -437,7 +437,7 @@ def test_an_undecodable_payload_is_poison_without_an_attempt(bench: Bench) -> No
     with running(consumer):
         until(lambda: bench.lag == 0, "everything acknowledged")
     assert seen == [7]
-    assert [row.stage for row in bench.letters] == ["deserialize", "validate"]
+    assert sorted(row.stage for row in bench.letters) == ["deserialize", "validate"]
 
 
 def test_a_missing_correlation_id_is_created_and_counted(bench: Bench) -> None:
