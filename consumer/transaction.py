@@ -81,8 +81,16 @@ class Transaction(Layer):
             raise translated from error
 
     async def enter_async(self, call: Call) -> None:
-        """Begin in a thread."""
-        await asyncio.to_thread(self.enter, call)
+        """Begin in a thread; one that is cancelled meanwhile leaves no transaction open."""
+        beginning = asyncio.ensure_future(asyncio.to_thread(self.enter, call))
+        try:
+            await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            await asyncio.wait([beginning])
+            if beginning.exception() is None:
+                session, call.session = call.session, None
+                await asyncio.to_thread(session.end, commit=False)
+            raise
 
     async def leave_async(self, call: Call) -> None:
         """Commit in a thread, and to the end even if the task is cancelled meanwhile."""

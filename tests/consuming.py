@@ -65,7 +65,8 @@ class Bench:
         session.execute(insert(effects).values(what=what))
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let go of the database, once no handler that was left behind uses it any more."""
+        until(lambda: self.engine.pool.checkedout() == 0, "every connection given back")  # type: ignore[attr-defined]
         self.broker.close()
         self.engine.dispose()
 
