@@ -15,7 +15,7 @@ from holdfast.consumer.transaction import DatabaseDown
 from holdfast.consumer.work import current_work
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
-from holdfast.idempotency.transactions import transact
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

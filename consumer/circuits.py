@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from holdfast.circuit import Sharing, Word
 from holdfast.consumer.schema import circuit, database_now
-from holdfast.idempotency.transactions import transact
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

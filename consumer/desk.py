@@ -12,7 +12,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.held import Held, HeldKey, HeldRow, hash_of
 from holdfast.consumer.schema import audit, held, held_key
 from holdfast.errors import NotFound
-from holdfast.idempotency.transactions import transact
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine

@@ -21,19 +21,25 @@ DEADLOCKS: Final = Backoff(first=0.02, ceiling=1.0, attempts=12)
 
 _SQLSTATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _MYSQL = frozenset({1020, 1205, 1213})  # changed since read, lock wait timeout, deadlock
+_NO_SAVEPOINT = 1305  # MySQL: a deadlock has taken the savepoints with it
 _SQLITE_BUSY = frozenset({5, 6})
+_DRIVERS = frozenset({"MySQLdb", "aiomysql", "asyncmy", "mariadb", "mysql", "pymysql"})
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether the database gave this up to let a rival go on: the same work may pass now."""
-    origin: Any = error.orig if isinstance(error, DBAPIError) else error
+    """Whether the database gave *error* up to let a rival go on: the same work may pass now."""
+    origin: Any = getattr(error, "orig", None) or error
     state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
     if state in _SQLSTATES:
         return True
     code = getattr(origin, "sqlite_errorcode", None)
     if isinstance(code, int):
         return code & 0xFF in _SQLITE_BUSY
-    number = next(iter(getattr(origin, "args", ())), None)
+    if not isinstance(error, DBAPIError) and type(origin).__module__.split(".")[0] not in _DRIVERS:
+        return False  # a KeyError(1213) is no deadlock
+    number = origin.args[0] if origin.args else None
+    if number == _NO_SAVEPOINT:
+        return error.__context__ is not None and is_deadlock(error.__context__)
     return isinstance(number, int) and number in _MYSQL
 
 

@@ -18,7 +18,7 @@ from holdfast.idempotency.batch_work import (
     ends,
 )
 from holdfast.idempotency.inbox import Inbox
-from holdfast.idempotency.transactions import DEADLOCKS, is_deadlock
+from holdfast.transactions import DEADLOCKS, is_deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from holdfast.idempotency.aborted import require_live
 from holdfast.idempotency.claim import Claim, Wanted, unclaim
 from holdfast.idempotency.inbox import Inbox, wanted
-from holdfast.idempotency.transactions import is_deadlock
+from holdfast.transactions import is_deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from holdfast.idempotency.claim import Wanted, claim, keep_result, known
 from holdfast.idempotency.inbox import Inbox
 from holdfast.idempotency.keys import consumer_key
 from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost
-from holdfast.idempotency.transactions import transact
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine

@@ -10,8 +10,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.keys import fitted
 from holdfast.idempotency.standing import CLEAN, Orphan, Standing, judged, merged
-from holdfast.idempotency.transactions import transact
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

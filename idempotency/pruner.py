@@ -10,8 +10,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.claim import unclaim_number
 from holdfast.idempotency.schema import roster
-from holdfast.idempotency.transactions import transact
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable

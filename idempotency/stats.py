@@ -11,8 +11,8 @@ from sqlalchemy import func, inspect, select
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.keys import consumer_key, message_key
 from holdfast.idempotency.schema import ahead, attempt, inbox, lease, metadata, roster, start
-from holdfast.idempotency.transactions import transact
 from holdfast.sql import statements
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

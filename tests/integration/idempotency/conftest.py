@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.database import open_database
 from holdfast.idempotency import create_tables, metadata
-from holdfast.idempotency.transactions import is_deadlock
+from holdfast.transactions import is_deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
