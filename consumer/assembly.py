@@ -16,6 +16,7 @@ from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
+from holdfast.consumer.transaction import AsyncTransaction
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import capture
 from holdfast.dlq.metrics import METRICS
@@ -71,6 +72,12 @@ class Assembly:
             self.lanes, performer, workers=settings.workers, tasks=settings.tasks,
             has_async=any(route.plan.is_async for route in routes.values()), clock=clock,
             finished=self._finished,
+            farewells=[
+                layer.dispose
+                for route in routes.values()
+                for layer in route.plan.layers
+                if isinstance(layer, AsyncTransaction)
+            ],
         )  # fmt: skip
         self._sharing: list[Sharing] = []
         if books is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.consumer.work import Released, Verdict, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from holdfast.clock import Clock
     from holdfast.consumer.lanes import Lanes
@@ -46,11 +46,13 @@ class Crew:
         has_async: bool,
         clock: Clock,
         finished: Callable[[Work], None],
+        farewells: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         self._lanes = lanes
         self._performer = performer
         self._clock = clock
         self._finished = finished
+        self._farewells = farewells
         self._threads = [
             threading.Thread(target=self._work, name=f"holdfast-worker-{n}", daemon=True)
             for n in range(workers)
@@ -145,6 +147,8 @@ class Crew:
             ThreadPoolExecutor(self._most_tasks, thread_name_prefix="holdfast-async")
         )
         self._loop.run_forever()
+        for farewell in self._farewells:
+            self._loop.run_until_complete(farewell())
         self._loop.close()
 
     def _end_loop(self) -> None:

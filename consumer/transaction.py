@@ -118,6 +118,10 @@ class AsyncTransaction(Layer):
         """Say which database."""
         return f"{self._engine.url.render_as_string(hide_password=True)}, async"
 
+    async def dispose(self) -> None:
+        """Close the connections, which belong to the loop that ends now."""
+        await self._engine.dispose()
+
     async def enter_async(self, call: Call) -> None:
         """Begin."""
         from sqlalchemy.ext.asyncio import AsyncSession

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession  # noqa: TC002 - handlers ask for it
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import ConfigurationError, Message, PoisonMessage, Transient, current_message
@@ -20,7 +22,7 @@ from holdfast.idempotency import InProgress, idempotent
 from holdfast.outbox import Outbox
 from holdfast.outbox import create_tables as create_outbox
 from holdfast.retry import Backoff, retry, timeout
-from tests.consuming import Bench, running, until
+from tests.consuming import Bench, effects, running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -568,6 +570,28 @@ def test_async_handlers_run_side_by_side_with_a_session(bench: Bench) -> None:
     assert sorted(bench.effects) == [f"o{n}" for n in range(8) if n != 2]
     assert len(bench.letters) == 1
     assert max(together) >= 4
+
+
+def test_an_async_handler_may_ask_for_an_async_session(bench: Bench) -> None:
+    """Its writes and its dedup row are one transaction; twice is once, also after a restart."""
+
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+    @idempotent
+    async def handle(order: str, session: AsyncSession, attempt: Attempt) -> None:
+        await session.execute(insert(effects).values(what=order))
+        if attempt.number == 1:
+            raise Transient("rolled back")
+
+    message = Message.new("orders", b"once", key="k")
+    for _ in range(2):
+        consumer = bench.consumer()
+        consumer.on("orders")(handle)
+        bench.send(message)
+        with running(consumer):
+            until(lambda: bench.lag == 0, "everything acknowledged")
+    assert bench.effects == ["once"]
+    assert bench.letters == []
 
 
 def test_an_async_handler_that_overruns_is_cancelled_and_retried(bench: Bench) -> None:
