@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from confluent_kafka import Consumer, Producer
 from kafka import KafkaProducer
-from profiles import explained
 from sqlalchemy import create_engine, text
 
 from figures import Figure, Goal, compare, rate
@@ -113,7 +112,7 @@ def kafka_figures(place: Place, kind: str) -> Iterator[Figure]:
         "confluent-kafka fed from memory, same bytes and headers",
         rounds=3,
     )
-    yield explained(raw, ours)
+    yield raw
     pure = compare(
         f"{kind}: backlog to Kafka against raw kafka-python",
         ours=python,
@@ -123,7 +122,7 @@ def kafka_figures(place: Place, kind: str) -> Iterator[Figure]:
         detail=f"{PYTHON_ROWS} rows; raw: kafka-python fed from memory, same bytes and headers",
         rounds=3,
     )
-    yield explained(pure, python)
+    yield pure
     debezium = compare(
         f"{kind}: backlog to Kafka against Debezium",
         ours=ours,
@@ -134,7 +133,7 @@ def kafka_figures(place: Place, kind: str) -> Iterator[Figure]:
         "without its start",
         rounds=1,
     )
-    yield explained(debezium, ours)
+    yield debezium
 
 
 class Null:

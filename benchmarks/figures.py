@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from profiles import explained
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,7 +61,8 @@ def compare(
     """Measure *ours* and *peer* alternately; the ratio is the median of per-round ratios.
 
     Each callable runs once and returns its figure (a rate, or a time). Neighbours' load
-    on the machine hits both sides of a round alike, so only the ratio means anything.
+    on the machine hits both sides of a round alike, so only the ratio means anything. A
+    missed goal carries a profile of *ours*.
     """
     pairs = []
     for round_ in range(rounds):
@@ -67,7 +70,7 @@ def compare(
         a, b = first(), second()
         pairs.append((a, b) if round_ % 2 == 0 else (b, a))
     ratio = statistics.median(a / b for a, b in pairs)
-    return Figure(
+    figure = Figure(
         name=name,
         ours=statistics.median(a for a, _ in pairs),
         peer=statistics.median(b for _, b in pairs),
@@ -77,6 +80,7 @@ def compare(
         met=goal.met(ratio),
         detail=detail,
     )
+    return explained(figure, ours)
 
 
 def rate(work: Callable[[], object], count: int) -> float:
