@@ -158,7 +158,7 @@ def null_rate(engine: Engine) -> Figure:
     def ours() -> float:
         return drain(engine, NullSink())
 
-    figure = compare(
+    return compare(
         "outbox: lease engine, rows/s to a null sink",
         ours=ours,
         peer=lambda: 100_000.0,
@@ -167,4 +167,3 @@ def null_rate(engine: Engine) -> Figure:
         detail="PostgreSQL, 300 bytes, one process; the peer is the promised 100k rows/s",
         rounds=3,
     )
-    return figure
