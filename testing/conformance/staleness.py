@@ -51,8 +51,9 @@ class StalenessPromises:
         _settle_late(first.source, old, StaleDelivery)
         first.source.flush()
         count = len(second.inbox)
-        second.idle(stage.hooks.quiet)
-        assert second.bodies[count:] == [], "a late release handed a message out twice"
+        second.idle(stage.hooks.quiet)  # another lane may move meanwhile, and bring its own
+        again = [body for body in second.bodies[count:] if body in expected]
+        assert again == [], "a late release handed a message out twice"
         assert expected <= set(stage.leftovers(topic))
 
     def test_a_silent_member_settles_too_late(self, stage: Stage) -> None:
