@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 from sqlalchemy import insert, select, update
 
 from holdfast.brokers import connect
@@ -359,8 +360,7 @@ def test_parquet_without_its_package_names_the_extra(
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_parquet_holds_the_same_rows(desk: Desk, number: int) -> None:
-    """Where the package is there; also a file without rows is a file."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    """Also a file without rows is a file."""
     desk.home.put_all([letter(one) for one in range(number)])
     to = desk.folder / "letters.parquet"
     assert desk.run("export", "--to", str(to)).returncode == 0
