@@ -93,17 +93,23 @@ class Vault:
     def open(self, payload: bytes | None, paths: tuple[str, ...], subject: str) -> bytes | None:
         """Return *payload* with the sealed fields at *paths* readable again, for a replay.
 
-        `Forgotten` when the subject's key is gone.
+        `Forgotten` when the subject's key is gone; what an edit has put in the place of a
+        sealed field needs no key.
         """
-        if payload is None or not paths:
-            return payload
-        key = self._aead.AESGCM(self._known_key(subject))
+        key: list[Any] = []
 
         def show(value: Any) -> Any:
-            if not isinstance(value, str) or not value.startswith(MARK):
+            if not _is_sealed(value):
                 return value
-            packed = b64decode(value[len(MARK) :])
-            return msgspec.json.decode(self._decrypted(key, packed, subject))
+            if not key:
+                key.append(self._aead.AESGCM(self._known_key(subject)))
+            try:
+                packed = b64decode(value[len(MARK) :], validate=True)
+            except ValueError as error:
+                raise ConfigurationError(
+                    "a sealed field was changed: edit it and put its value there in full"
+                ) from error
+            return msgspec.json.decode(self._decrypted(key[0], packed, subject))
 
         return changed(payload, paths, show)[0]
 
@@ -144,7 +150,7 @@ class Vault:
         wrong = driver("cryptography.exceptions", extra="crypto").InvalidTag
         try:
             text: bytes = key.decrypt(packed[:_NONCE], packed[_NONCE:], subject.encode())
-        except wrong as error:
+        except (wrong, ValueError) as error:  # the latter for what is too short to be one
             raise ConfigurationError(
                 "this is not the master key, or not the subject, that the field was sealed with"
             ) from error
@@ -172,6 +178,22 @@ def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYS
         return gone
 
     return committed(engine, work, clock=clock)
+
+
+def sealed_in(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which of *paths* still hold a sealed field: an edit may have replaced it."""
+    found: list[bool] = []
+    kept = []
+    for path in paths:
+        found.clear()
+        changed(payload, (path,), lambda value: found.append(_is_sealed(value)))
+        if any(found):
+            kept.append(path)
+    return tuple(kept)
+
+
+def _is_sealed(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(MARK)
 
 
 def masked(payload: bytes | None, paths: tuple[str, ...]) -> bytes | None:

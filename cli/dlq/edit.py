@@ -16,6 +16,7 @@ from holdfast.cli.display import say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import Database
+from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Config, Reason, Yes
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay.edits import Edit, Edits, Transform
@@ -119,8 +120,18 @@ def _payload(engine: Engine, dlq_id: str, path: Path | None, *, ask: bool) -> by
         file.touch(mode=0o600)
         file.write_bytes(before or b"")
         editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-        subprocess.run([*editor, str(file)], check=True)  # noqa: S603 - the user's own editor
-        return file.read_bytes()
+        try:
+            subprocess.run([*editor, str(file)], check=True)  # noqa: S603 - the user's own editor
+            after = file.read_bytes()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ConfigurationError(
+                f"the editor failed, nothing was changed: {error}; set $EDITOR, or give "
+                "--payload-file"
+            ) from error
+    if after == (before or b""):
+        say("left as it is")
+        raise SystemExit(EXIT_NOT_FOUND)
+    return after
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -24,11 +24,13 @@ from holdfast.cli.dlq.options import (
 )
 from holdfast.cli.options import Config
 from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.rows import CLOSED, PENDING
 from holdfast.dlq.schema import message
 from holdfast.errors import ConfigurationError
 from holdfast.extras import driver
 
 _BATCH = 1000
+_STATES = (PENDING, *CLOSED, "any")
 
 
 def export(
@@ -50,6 +52,8 @@ def export(
     """Write dead letters as JSON lines or Parquet."""
     if to.suffix not in (".jsonl", ".parquet") and str(to) != "-":
         raise ConfigurationError(f"--to {to}: name a .jsonl or a .parquet file, or -")
+    if state not in _STATES:
+        raise ConfigurationError(f"--state {state}: write one of {', '.join(_STATES)}")
     with dead_letters(database) as engine:
         selection = Selection(
             groups=tuple(one_group(engine, name).group_id for name in group or ()),
@@ -59,14 +63,10 @@ def export(
             until=moment(until, "--until"),
             state=None if state == "any" else state,
         )
-        batches = _batches(engine, selection)
-        if to.suffix == ".parquet":
-            count = _parquet(batches, to)
-        elif str(to) == "-":
-            count = _lines(batches, sys.stdout)
-        else:
-            with to.open("w", encoding="ascii") as file:
-                count = _lines(batches, file)
+        try:
+            count = _written(_batches(engine, selection), to)
+        except OSError as error:
+            raise ConfigurationError(f"--to {to}: {error.strerror or error}") from error
     err.print(f"exported {count:,} dead letters", highlight=False)
 
 
@@ -81,6 +81,15 @@ def _batches(engine: Engine, selection: Selection) -> Iterator[list[dict[str, An
             return
         after = rows[-1]["seq"]
         yield [dict(row) for row in rows]
+
+
+def _written(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
+    if to.suffix == ".parquet":
+        return _parquet(batches, to)
+    if str(to) == "-":
+        return _lines(batches, sys.stdout)
+    with to.open("w", encoding="ascii") as file:
+        return _lines(batches, file)
 
 
 def _lines(batches: Iterator[list[dict[str, Any]]], file: IO[str]) -> int:
@@ -104,17 +113,11 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 def _parquet(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
     pyarrow, parquet = driver("pyarrow", extra="spark"), driver("pyarrow.parquet", extra="spark")
-    count, writer = 0, None
-    try:
+    count, schema = 0, _schema(pyarrow)
+    with parquet.ParquetWriter(to, schema) as writer:
         for batch in batches:
-            table = pyarrow.Table.from_pylist(batch, schema=_schema(pyarrow))
-            if writer is None:
-                writer = parquet.ParquetWriter(to, table.schema)
-            writer.write_table(table)
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
-    finally:
-        if writer is not None:
-            writer.close()
     return count
 
 

@@ -11,7 +11,7 @@ from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.exits import EXIT_UNCONFIRMED
 from holdfast.cli.dlq.opened import dead_letters, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
-from holdfast.cli.dlq.sending import send
+from holdfast.cli.dlq.sending import outlet, send
 from holdfast.cli.dlq.shown import when
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Broker, Config, Json, Limit, Reason
@@ -109,8 +109,9 @@ def resume(
     with dead_letters(database) as engine:
         plans = Plans(engine)
         speed = None if rate is None else Rate.parse(rate)
-        plan = plans.resume(plans.find(name), who, rate=speed)
-        send(engine, plan, broker, who, as_json=as_json, master_key=master_key_file)
+        with outlet(engine, broker, master_key_file) as through:
+            plan = plans.resume(plans.find(name), who, rate=speed)
+            send(engine, plan, through, who, as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast dlq plans abort 9c41 --reason 'wrong group'")
@@ -162,6 +163,10 @@ def verify(
             f"{counts[ItemState.CONFIRMED]:,} of {plan.total:,} confirmed, "
             f"{counts[ItemState.FAILED_AGAIN]:,} failed again, {counts.aside:,} set aside, "
             f"{waiting:,} without an outcome")  # fmt: skip
+        if counts[ItemState.UNKNOWN]:
+            say("to send the unknown ones again, abort the plan and make a new one; what the group "
+                f"did handle it knows by the id:  holdfast dlq plans abort {plan.short} "
+                "--reason …")  # fmt: skip
     if not is_whole:
         raise SystemExit(EXIT_NOT_FOUND)
     if waiting:

@@ -28,7 +28,7 @@ from holdfast.cli.dlq.options import (
     seconds,
     share,
 )
-from holdfast.cli.dlq.sending import send
+from holdfast.cli.dlq.sending import outlet, send
 from holdfast.cli.dlq.shown import age
 from holdfast.cli.options import Actor, Config, Json, Yes
 from holdfast.dlq.replay.dry_run import DryRun, dry_run
@@ -147,15 +147,18 @@ def replay(
         who = warrant(actor, reason)
         with engine.connect() as db:
             count = len(survey(db, selection, terms).letters)
-        confirm(count, f"Replay {count:,} messages", yes=yes)
-        plan = freeze(engine, selection, terms, who).plan
-        if plan.waits_for_approval:
-            say(f"plan {plan.short} of {plan.total:,} messages is frozen and waits for somebody "
-                f"else:  holdfast dlq plans approve {plan.short} --reason …")  # fmt: skip
-            raise SystemExit(EXIT_PAUSED)
-        if not as_json:
-            say(f"plan {plan.short}: {plan.total:,} messages, hash {plan.hash[:12]}")
-        send(engine, plan, broker, who, as_json=as_json, master_key=master_key_file)
+        with outlet(engine, broker, master_key_file) as through:
+            confirm(count, f"Replay {count:,} messages", yes=yes)
+            plan = freeze(engine, selection, terms, who).plan
+            if plan.waits_for_approval:
+                say(
+                    f"plan {plan.short} of {plan.total:,} messages is frozen and waits for "
+                    f"somebody else:  holdfast dlq plans approve {plan.short} --reason …"
+                )
+                raise SystemExit(EXIT_PAUSED)
+            if not as_json:
+                say(f"plan {plan.short}: {plan.total:,} messages, hash {plan.hash[:12]}")
+            send(engine, plan, through, who, as_json=as_json)
 
 
 def _looked(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.brokers import connect
@@ -17,6 +19,7 @@ from holdfast.dlq.replay.state import ACTIVE
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import NoReturn
 
@@ -24,32 +27,43 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.replay.plan import Plan
     from holdfast.dlq.vault import Vault
+    from holdfast.ports import Broker
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """What a plan is sent with."""
+
+    broker: Broker
+    vault: Vault | None
+
+
+@contextmanager
+def outlet(engine: Engine, broker: str, master_key: Path | None) -> Iterator[Outlet]:
+    """Open what a plan is sent with, before it is made: wrong settings leave nothing behind."""
+    vault = None if master_key is None else _vault(engine, master_key)
+    opened = connect(broker)
+    try:
+        yield Outlet(opened, vault)
+    finally:
+        opened.close()
 
 
 def send(
-    engine: Engine,
-    plan: Plan,
-    broker: str,
-    warrant: Warrant,
-    *,
-    as_json: bool,
-    master_key: Path | None = None,
+    engine: Engine, plan: Plan, through: Outlet, warrant: Warrant, *, as_json: bool
 ) -> NoReturn:
     """Send *plan* to its end and exit with the code of that end."""
-    vault = None if master_key is None else _vault(engine, master_key)
-    opened = connect(broker)
     plans = Plans(engine)
     try:
         with shown_replay(plan.total) as observe:
-            ending = Sender(engine, opened, observe=observe, vault=vault).run(plan.id)
+            sender = Sender(engine, through.broker, observe=observe, vault=through.vault)
+            ending = sender.run(plan.id)
     except KeyboardInterrupt:
         found = plans.find(plan.id)
         if found.state in ACTIVE:
             plans.pause(found, Warrant(actor=warrant.actor, reason="interrupted at the terminal"))
         say(f"interrupted; nothing is lost. Go on with:  {resuming(plan)}")
         raise SystemExit(EXIT_INTERRUPTED) from None
-    finally:
-        opened.close()
     tell(engine, plans.find(plan.id), ending, as_json=as_json)
     raise SystemExit(CODES[ending.kind])
 

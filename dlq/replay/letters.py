@@ -11,9 +11,10 @@ from sqlalchemy import and_, case, exists, func, select
 from holdfast.dlq.replay.manifest import Candidate
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import ItemState
-from holdfast.dlq.restoring import NotReplayable
 from holdfast.dlq.rows import Envelope, headers_of, message_of
 from holdfast.dlq.schema import message, revision
+from holdfast.dlq.vault import sealed_in
+from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +91,7 @@ def candidate(row: Any) -> Candidate:
 class Outgoing:
     """One message of a plan on its way: its number, and whose it is."""
 
-    __slots__ = ("count", "dlq_id", "group", "message", "position", "sealed", "subject")
+    __slots__ = ("count", "dlq_id", "group", "message", "position", "sealed", "subject", "unfit")
 
     def __init__(self, row: Any) -> None:
         fields = row._mapping
@@ -107,18 +108,26 @@ class Outgoing:
             )
         self.subject: str = row.subject or ""
         self.sealed = () if row.envelope is None else _envelope(row.envelope).governance.sealed
+        self.unfit: str | None = None
+        """Why it must not be sent: what is there is not what was sent."""
 
     def open(self, vault: Vault | None) -> None:
-        """Make sealed fields readable again; raise `NotReplayable` when that is not possible."""
-        if not self.sealed:
+        """Make sealed fields readable again; where that is not possible the message is unfit."""
+        sealed = sealed_in(self.message.payload, self.sealed)
+        if not sealed:
             return
         if vault is None:
-            raise NotReplayable(
-                f"{self.dlq_id} has encrypted fields ({', '.join(self.sealed)}): give the "
-                "vault's master key, with --master-key-file"
+            self.unfit = (
+                f"it has encrypted fields ({', '.join(sealed)}): replay it with the vault's master "
+                "key, by --master-key-file"
             )
-        payload = vault.open(self.message.payload, self.sealed, self.subject)
-        self.message = self.message.with_(payload=payload)
+            return
+        try:
+            payload = vault.open(self.message.payload, sealed, self.subject)
+        except ConfigurationError as error:
+            self.unfit = str(error)
+        else:
+            self.message = self.message.with_(payload=payload)
 
 
 def _outgoing() -> Select[Any]:

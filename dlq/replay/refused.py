@@ -1,4 +1,4 @@
-"""Messages of a plan that the broker will not take: set aside, with what follows of their keys."""
+"""Messages of a plan that cannot be sent: set aside, with what follows of their keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def set_aside(
     db: Connection, plan_id: str, refused: Sequence[tuple[Outgoing, str]], clock: Clock
 ) -> None:
-    """Skip *refused* with the broker's words; hold what the plan has of their keys after them."""
+    """Skip *refused* with the reasons; hold what the plan has of their keys after them."""
     now = clock.now().timestamp()
     for one, words in refused:
         own = (item.c.plan_id == plan_id) & (item.c.position == one.position)

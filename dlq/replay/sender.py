@@ -113,10 +113,10 @@ class _Stream:
             self._ahead = None
             found = future.result()
             if (first, last) == (start, end):
-                return self._without_held(found, start, end)
+                return self.without_held(found, start, end)
         return self._fetch(start, end)
 
-    def _without_held(self, batch: list[Outgoing], start: int, end: int) -> list[Outgoing]:
+    def without_held(self, batch: list[Outgoing], start: int, end: int) -> list[Outgoing]:
         """Return *batch* without what was held back or confirmed since it was read."""
         with self._engine.connect() as db:
             gone = settled(db, self._plan_id, start, end)
@@ -177,7 +177,7 @@ class _Run:
         return Ending.interrupted(self._plan)
 
     def _send(self, end: int, until: int, pace: Pace) -> None:
-        batch = self._stream.read(self._plan.sent, end)
+        batch = self._fit(self._stream.read(self._plan.sent, end), end)
         if self._plan.rate.per_second is None and end < until:
             self._stream.read_ahead(end, min(until, end + pace.batch))
         if batch:
@@ -186,6 +186,16 @@ class _Run:
             METRICS.replayed.labels("sent").inc(len(batch))
         # Published, then marked: between the two a crash duplicates, and never loses.
         self._mark(sent=end)
+
+    def _fit(self, batch: list[Outgoing], end: int) -> list[Outgoing]:
+        """Set aside what cannot be sent as it was, and what follows of its key; return the rest."""
+        unfit = [(one, one.unfit) for one in batch if one.unfit is not None]
+        if not unfit:
+            return batch
+        log.warning("%d messages of plan %s are set aside, the first because %s",
+                    len(unfit), self._plan.short, unfit[0][1])  # fmt: skip
+        self._committed(lambda db: set_aside(db, self._plan.id, unfit, self._clock))
+        return self._stream.without_held(batch, self._plan.sent, end)
 
     def _published(self, batch: list[Outgoing]) -> list[Published]:
         """Publish, waiting out a broker that is away for a while."""

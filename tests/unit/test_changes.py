@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("psycopg")
-
 from holdfast import Message
 from holdfast.cloudevents import from_wire
 from holdfast.errors import DecodeFailed

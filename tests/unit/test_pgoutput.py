@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("psycopg")
-
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.wal.frames import (
     Keepalive,
