@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
 
+from holdfast.errors import ConfigurationError
+
 revision = "consumer_0001"
 down_revision = None
 branch_labels = ("consumer",)
@@ -79,7 +81,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: the tables may hold messages that nobody has handled yet."""
-    raise NotImplementedError("drop the consumer's tables by hand once they are empty")
+    raise ConfigurationError(
+        "the consumer's tables are not downgraded: they may hold messages that nobody has handled "
+        "yet. Look with  holdfast keys list , then drop them by hand"
+    )
 
 
 def _number() -> sa.Column[Any]:

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
 
+from holdfast.errors import ConfigurationError
+
 revision = "dlq_0001"
 down_revision = None
 branch_labels = ("dlq",)
@@ -46,7 +48,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: the tables may hold messages that nobody has handled yet."""
-    raise NotImplementedError("drop the dead-letter tables by hand once they are empty")
+    raise ConfigurationError(
+        "the dead-letter tables are not downgraded: they may hold messages that nobody has dealt "
+        "with. Look with  holdfast dlq stats , then drop them by hand"
+    )
 
 
 def _create_message() -> None:

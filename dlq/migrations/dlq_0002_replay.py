@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
 
+from holdfast.errors import ConfigurationError
+
 revision = "dlq_0002"
 down_revision = "dlq_0001"
 branch_labels = None
@@ -72,7 +74,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: the tables say what was replayed."""
-    raise NotImplementedError("drop the replay tables by hand once no plan is open")
+    raise ConfigurationError(
+        "the replay tables are not downgraded: they say what was sent and confirmed. Look with  "
+        "holdfast dlq plans list , then drop them by hand"
+    )
 
 
 def _create(table: str, *columns: sa.Column[Any]) -> None:

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy.dialects import mysql
 
+from holdfast.errors import ConfigurationError
+
 revision = "idempotency_0001"
 down_revision = None
 branch_labels = ("idempotency",)
@@ -42,7 +44,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: without the tables messages would be handled a second time."""
-    raise NotImplementedError("drop the inbox tables by hand once no consumer runs")
+    raise ConfigurationError(
+        "the inbox tables are not downgraded: without them messages would be handled "
+        "again. Drop them by hand once no consumer runs"
+    )
 
 
 def _create_inbox() -> None:

@@ -204,3 +204,15 @@ def test_a_downgrade_is_refused_before_anything_is_dropped(database: Engine) -> 
     with database.connect() as db:
         assert missing_tables(db) == []
         assert db.execute(text("SELECT count(*) FROM holdfast_outbox")).scalar() == 1
+
+
+@pytest.mark.parametrize("branch", ["consumer", "dlq", "idempotency"])
+def test_every_branch_refuses_a_downgrade(tmp_path: Path, branch: str) -> None:
+    """Each says what would be lost and what to do instead."""
+    database = open_database(f"sqlite:///{tmp_path}/d.db")
+    Migrations(database).upgrade()
+    with database.connect() as db:
+        config = history._config({"connection": db, "version_table": VERSION_TABLE})
+        with pytest.raises(ConfigurationError, match="by hand"):
+            command.downgrade(config, f"{branch}@base")
+    database.dispose()
