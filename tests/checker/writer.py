@@ -55,7 +55,7 @@ def write(db, outbox: Outbox, chance: random.Random) -> bool:  # noqa: ANN001 - 
         db.execute(update(counter).where(counter.c.name == key).values(n=n + 1))
         outbox.add(db, {"key": key, "n": n + 1}, topic=TOPIC, key=key)
     # pacing: an open transaction with a low seq is what cursor readers lose
-    time.sleep(chance.choice([0, 0, 0.002, 0.03]))
+    time.sleep(chance.choice([0, 0, 0.002, 0.03]))  # pacing: transactions overlap
     return chance.random() > 1 / 8
 
 

@@ -554,7 +554,7 @@ def test_async_handlers_run_side_by_side_with_a_session(bench: Bench) -> None:
             for _ in range(200):
                 if max(together) >= 4:
                     break
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # pacing: lets the others begin
         finally:
             inside -= 1
         if order == "o1" and attempt.number == 1:

@@ -249,7 +249,7 @@ heir = os.fork() if sys.argv[2:] else None
 if heir != 0:
     print(server.log_path, heir or 0, flush=True)
     server.start()
-time.sleep(600)
+time.sleep(600)  # pacing: until it is killed
 """
 
 

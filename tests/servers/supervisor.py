@@ -75,7 +75,7 @@ class Supervisor:
             for pid in pids:
                 _send(pid, signal.SIGKILL)
             self.reap()
-            time.sleep(0.002)
+            time.sleep(0.002)  # pacing: the dead need a moment to be reaped
 
     def reap(self) -> None:
         """Collect the processes that ended, the inherited ones too."""

@@ -14,4 +14,4 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0
     while not condition():
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"still waiting for {what} after {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(0.02)  # pacing: between looks at the condition
