@@ -53,7 +53,7 @@ class Transaction(Layer):
         """Begin, so that a database that is down shows before any work is done."""
         session = HandlerSession(self._engine)
         try:
-            session.connection()
+            read_committed(session.connection())
         except BaseException as error:
             session.end(commit=False)
             raise _translated(error, connecting=True) from error
@@ -128,7 +128,7 @@ class AsyncTransaction(Layer):
 
         session = AsyncSession(self._engine, sync_session_class=HandlerSession)
         try:
-            await session.connection()
+            await session.run_sync(lambda sync: read_committed(sync.connection()))
         except BaseException as error:
             await _end(session, commit=False)
             raise _translated(error, connecting=True) from error
@@ -154,6 +154,15 @@ class AsyncTransaction(Layer):
         translated = _translated(error)
         if translated is not error:
             raise translated from error
+
+
+def read_committed(connection: Connection) -> None:
+    """Have a transaction of MySQL or MariaDB see what rivals commit, as PostgreSQL's does.
+
+    One statement for the next transaction alone: the connection belongs to the user's pool.
+    """
+    if connection.dialect.name in ("mysql", "mariadb"):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
