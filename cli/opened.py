@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy.engine import Engine
+
+
+def system_user() -> str:
+    """Return who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return f"uid {os.getuid()}"
 
 
 @contextmanager
