@@ -129,6 +129,17 @@ class Books:
     def confirm(self, db: Connection, work: Work) -> None:
         """Note in the transaction of its effect that *work* was handled."""
         self.settle(db, work)
+        self._confirm_replay(db, work)
+
+    def confirm_all(self, db: Connection, works: list[Work]) -> None:
+        """Note in the one transaction of their effects that *works* were handled."""
+        known = [work.message.id for work in works if work.known]
+        if known:
+            self.ledger.forget(works[0].route.consumer, known, connection=db)
+        for work in works:
+            self._confirm_replay(db, work)
+
+    def _confirm_replay(self, db: Connection, work: Work) -> None:
         if work.message.is_replay:
             from holdfast.dlq.replay.outcomes import confirmed
 

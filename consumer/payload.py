@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from holdfast import upcast
-from holdfast.codec import JsonCodec, payload_annotation
+from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError, PoisonMessage
 from holdfast.layer import Call, Layer, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Payload(Layer):
@@ -19,8 +16,8 @@ class Payload(Layer):
     stage: ClassVar[Stage] = Stage.DECODE
     label: ClassVar[str] = "decode"
 
-    def __init__(self, function: Callable[..., Any], *, strict: bool) -> None:
-        self._annotation = payload_annotation(function)
+    def __init__(self, annotation: Any, *, strict: bool) -> None:
+        self._annotation = annotation
         self._decode = JsonCodec().decoder_for(self._annotation)
         self._strict = strict
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.circuit import Breaker, Circuit
+from holdfast.codec import payload_annotation
+from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.clock import Clock
+    from holdfast.consumer.batches import Batches
     from holdfast.consumer.settings import Settings
 
 
@@ -38,6 +41,13 @@ class Route:
     breakers: tuple[Breaker, ...] = ()
     """The circuits that gate it, its dead-letter limit included."""
     limit: Breaker | None = field(default=None)
+    batch: BatchPlan | None = None
+    """How its messages share transactions; None: each has its own."""
+
+    def explain(self) -> str:
+        """Return the plan as text."""
+        shared = "" if self.batch is None else f"\n  batches: {self.batch.batches.describe()}"
+        return self.plan.explain() + shared
 
     @property
     def settles(self) -> bool:
@@ -59,18 +69,28 @@ class Routing:
         self._outbox = Outbox(source=group)
         self._async_engine: Any = None
 
-    def route(self, topic: str, function: Callable[..., Any]) -> Route:
+    def route(
+        self, topic: str, function: Callable[..., Any], batches: Batches | None = None
+    ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = function if isinstance(function, Handler) else Handler((), function)
         bare = handler.plan.function
+        whole = batches is not None and batches.whole
+        if batches is not None:
+            check_batched(batches, handler.plan, self._engine)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits)
         name = f"{bare.__module__}.{bare.__qualname__}"
-        plan = Plan(
-            sorted(self._layers(handler.plan, outage), key=lambda layer: layer.stage),
-            bare,
-            clock=self._clock,
+        annotation = element_annotation(bare) if whole else payload_annotation(bare)
+        payload = Payload(annotation, strict=self._settings.strict)
+        layers = sorted(
+            [*self._layers(handler.plan, outage), payload], key=lambda layer: layer.stage
         )
+        plan = Plan(layers, one_of_many(bare) if whole else bare, clock=self._clock)
+        batch = None
+        if batches is not None and self._engine is not None:
+            of_many = Plan(layers, bare, clock=self._clock)
+            batch = BatchPlan(batches, of_many, payload, self._engine)
         limit = self._limit(topic)
         breakers = tuple(circuit.breaker for circuit in circuits)
         return Route(
@@ -82,11 +102,11 @@ class Routing:
             outage=outage,
             breakers=breakers if limit is None else (*breakers, limit),
             limit=limit,
+            batch=batch,
         )
 
     def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
         bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
-        layers.append(Payload(bare, strict=self._settings.strict))
         if outage.describe():
             layers.append(outage)
         wanted = wanted_by(bare)

@@ -38,12 +38,7 @@ class Transaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: Engine) -> None:
-        # Stricter levels would fail on a rival's commit instead of seeing a duplicate.
-        self._engine = (
-            engine.execution_options(isolation_level="READ COMMITTED")
-            if engine.dialect.name == "postgresql"
-            else engine
-        )
+        self._engine = at_read_committed(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -56,7 +51,7 @@ class Transaction(Layer):
             session.connection()
         except BaseException as error:
             session.end(commit=False)
-            raise _translated(error, connecting=True) from error
+            raise outage_of(error, connecting=True) from error
         call.session = session
 
     def leave(self, call: Call) -> None:
@@ -66,17 +61,17 @@ class Transaction(Layer):
             run_committing(call, session.connection())
         except BaseException as error:
             session.end(commit=False)
-            raise _translated(error) from error
+            raise outage_of(error) from error
         try:
             session.end(commit=True)
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise outage_of(error) from error
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind; a lost connection is an outage, not a failed attempt."""
         session, call.session = call.session, None
         session.end(commit=False)
-        translated = _translated(error)
+        translated = outage_of(error)
         if translated is not error:
             raise translated from error
 
@@ -131,7 +126,7 @@ class AsyncTransaction(Layer):
             await session.connection()
         except BaseException as error:
             await _end(session, commit=False)
-            raise _translated(error, connecting=True) from error
+            raise outage_of(error, connecting=True) from error
         call.session = session
 
     async def leave_async(self, call: Call) -> None:
@@ -141,19 +136,26 @@ class AsyncTransaction(Layer):
             await session.run_sync(lambda sync: run_committing(call, sync.connection()))
         except BaseException as error:
             await _end(session, commit=False)
-            raise _translated(error) from error
+            raise outage_of(error) from error
         try:
             await asyncio.shield(_end(session, commit=True))
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise outage_of(error) from error
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind."""
         session, call.session = call.session, None
         await asyncio.shield(_end(session, commit=False))
-        translated = _translated(error)
+        translated = outage_of(error)
         if translated is not error:
             raise translated from error
+
+
+def at_read_committed(engine: Engine) -> Engine:
+    """Return *engine* at the level where a rival's commit is seen as a duplicate, not an error."""
+    if engine.dialect.name == "sqlite":
+        return engine  # one writer at a time
+    return engine.execution_options(isolation_level="READ COMMITTED")
 
 
 def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
@@ -183,7 +185,8 @@ def is_outage(error: BaseException, *, connecting: bool = False) -> bool:
     return connecting and kind and classify(error) is Remedy.RETRY
 
 
-def _translated(error: BaseException, *, connecting: bool = False) -> BaseException:
+def outage_of(error: BaseException, *, connecting: bool = False) -> BaseException:
+    """Return *error*, or `DatabaseDown` in its place where that is what it says."""
     if is_outage(error, connecting=connecting):
         return DatabaseDown(f"the consumer's database does not answer: {error.__class__.__name__}")
     return error

@@ -54,6 +54,11 @@ class Idempotent(Layer):
         results = ", with its result" if self._keeps else ""
         return f"once per group, handler and {what}, {kept}{results}"
 
+    @property
+    def keeps_result(self) -> bool:
+        """Whether what the handler returned is kept for the duplicates."""
+        return self._keeps
+
     def enter(self, call: Call) -> Done | None:
         """End the run when this message was handled before."""
         return self._enter(call, self._about.session(call))
