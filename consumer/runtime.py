@@ -209,7 +209,7 @@ class Runtime:
         if self.stopping.is_set() or self._is_down() is not None:
             wanted = set(owned)
         else:
-            shut = {topic for topic, route in self._routes.items() if self._gates.is_shut(route)}
+            shut = {route.topic for route in self._gates.shut(self._lanes.in_hand)}
             wanted = {lane for lane in owned if self._is_full(lane) or lane.topic in shut}
         if source.caps.pause is Pause.NONE:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 COMMITTING = "holdfast.committing"
 """Key in `call.notes`: a list of functions of the connection, run before the commit."""
 
@@ -103,11 +104,7 @@ class AsyncTransaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = (
-            engine.execution_options(isolation_level="READ COMMITTED")
-            if engine.dialect.name == "postgresql"
-            else engine
-        )
+        self._engine = at_read_committed(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -151,7 +148,7 @@ class AsyncTransaction(Layer):
             raise translated from error
 
 
-def at_read_committed(engine: Engine) -> Engine:
+def at_read_committed(engine: AnyEngine) -> AnyEngine:
     """Return *engine* at the level where a rival's commit is seen as a duplicate, not an error."""
     if engine.dialect.name == "sqlite":
         return engine  # one writer at a time
