@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.classification import classify
 from holdfast.consumer.performer import enter_context
 from holdfast.consumer.transaction import outage_of
+from holdfast.consumer.unrun import require_ran
 from holdfast.consumer.work import Apart, Released, Verdict, Wait, Work
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency import Batch, Outcome
@@ -184,7 +185,7 @@ class BatchRun:
     def _run(self, context: contextvars.Context, call: Call) -> None:
         inner = self._plan.inner
         if not inner.is_async:
-            context.run(inner.run, call)
+            require_ran(context.run(inner.run, call))
             return
         error = self._wait_for(_caught(context, inner.run_async, call))
         if error is not None:

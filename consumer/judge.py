@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
+from holdfast.consumer.unrun import HandlerNotRun, require_ran
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Later
@@ -57,10 +58,13 @@ class Judge:
                 return self._failed(work, error)
             if isinstance(result, Later):
                 return self._later(work, result)
+            require_ran(result)
             duplicate = work.call is not None and work.call.duplicate
             return self.done(work, duplicate=duplicate)
         except DependencyDown as outage:
             return self.down(work, outage)
+        except HandlerNotRun as unrun:
+            return self._failed(work, unrun)
         finally:
             if work.call is not None:
                 work.call.error = None  # or they would keep each other alive
@@ -86,8 +90,7 @@ class Judge:
             work.unproven += 1  # it may turn out to be an outage
         else:
             self._tally.add("failed")
-            if self._books is not None:
-                self._books.failed(work, error or RuntimeError("the result was refused"))
+            self._blame(work, error or RuntimeError("the result was refused"))
         if not self._parks(work, later.delay) or self._books is None:
             work.later = later
             return Wait(later.delay)
@@ -101,6 +104,11 @@ class Judge:
             return False
         log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
                      "acknowledged", work.message.id, error)  # fmt: skip
+        if self._books is not None and not isinstance(error, KeyboardInterrupt):
+            try:
+                self._books.crashed(work)
+            except DependencyDown as outage:
+                log.warning("that is not counted as a crash of it: %s", outage)
         self._clean(work)
         self._stop(error)
         return True
@@ -127,14 +135,18 @@ class Judge:
         self._tally.add("failed")
         self._metrics.count(work.route.topic, "failed")
         work.attempt += 1
-        if self._books is not None:
-            self._books.failed(work, error)
+        self._blame(work, error)
         self._clean(work)
         delay = self._settings.backoff.delay(work.attempt - 1) or self._settings.backoff.ceiling
         if not self._parks(work, delay) or self._books is None:
             return Wait(delay)
         self._books.postpone(work, delay, error)
         return self._parked(work)
+
+    def _blame(self, work: Work, error: BaseException) -> None:
+        """Count a failed attempt, unless the message belongs to somebody else by now."""
+        if self._books is not None and not work.dropped:
+            self._books.failed(work, error)
 
     def down(self, work: Work, error: BaseException) -> Verdict:
         """Wait for what is down; no attempt is counted, also not those that led to this."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from holdfast.consumer.injection import Injection, wanted_by, wants_async_sessio
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
+from holdfast.consumer.unrun import require_runnable
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency.layer import Idempotent
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
 from holdfast.plan import Handler, Plan
@@ -75,12 +78,14 @@ class Routing:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = function if isinstance(function, Handler) else Handler((), function)
         bare = handler.plan.function
+        name = name_of(bare)
+        require_runnable(bare, name)
+        self._require_database(handler.plan)
         whole = batches is not None and batches.whole
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits)
-        name = f"{bare.__module__}.{bare.__qualname__}"
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
         layers = sorted(
@@ -104,6 +109,14 @@ class Routing:
             limit=limit,
             batch=batch,
         )
+
+    def _require_database(self, plan: Plan) -> None:
+        if self._engine is None and any(isinstance(layer, Idempotent) for layer in plan.layers):
+            raise ConfigurationError(
+                f"@idempotent on {plan.name}() remembers messages in the handler's transaction: "
+                "give the consumer a database, Consumer(…, database=…), or use "
+                "@idempotent(store=RedisInbox(…))"
+            )
 
     def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
         bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
@@ -159,3 +172,11 @@ class Routing:
         if policy is None:
             return None
         return Breaker(f"dead letters of {topic}", policy, clock=self._clock)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -60,7 +60,13 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     @property
     def is_apart(self) -> bool:
         """Whether it may not run in a batch."""
-        return self.single or self.suspect or self.row is not None or self.later is not None
+        return (
+            self.single
+            or self.suspect
+            or self.row is not None
+            or self.later is not None
+            or self.message.is_replay
+        )
 
     @property
     def identity(self) -> tuple[str, str]:
