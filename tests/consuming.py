@@ -44,7 +44,8 @@ class Bench:
         database: bool = True,
         broker: Broker | None = None,
     ) -> None:
-        embedded = f"sqlite:///{folder}/broker.db?session=5"
+        self.broker_file = f"{folder}/broker.db"
+        embedded = f"sqlite:///{self.broker_file}?session=5"
         self.broker = connect(embedded) if broker is None else broker
         self.engine = open_database(url)
         create_tables(self.engine)
