@@ -11,6 +11,7 @@ from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work, current_work
+from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Call, Later
 from holdfast.message import begin_handling
@@ -162,6 +163,10 @@ class Performer:
 
     def _done(self, work: Work) -> Verdict:
         duplicate = work.call is not None and work.call.duplicate
+        if work.letter is None and work.call is not None:
+            work.letter = dead_lettered(work.call)  # put into a home of the user's own
+            if work.letter is not None and self._books is not None:
+                self._books.buried()
         dead = work.letter is not None
         note_outcome(work.route.limit, dead=dead)
         outcome = "dead_lettered" if dead else "duplicates" if duplicate else "handled"

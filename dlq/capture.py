@@ -60,6 +60,8 @@ class Origin:
     redaction: Redaction = SCRUBBED
     vault: Vault | None = None
     fields: tuple[str, ...] = ()
+    commutative: bool = False
+    """Whether the handler's messages of one key may take effect in any order."""
     retention: float | None = None
     """Seconds for which a closed message is kept; None: as long as the store says."""
 
@@ -119,6 +121,7 @@ def capture(
             git_sha=origin.git_sha,
             host=host,
             traceparent=message.traceparent,
+            commutative=origin.commutative,
         ),
         failure=failure,
         history=History(

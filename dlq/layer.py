@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hashlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -52,10 +53,11 @@ class DeadLetters(Layer):
         group: str | None = None,
         classify: Classify | None = None,
         origin: Origin = NOWHERE,
+        commutative: bool = False,
     ) -> None:
         self.home = home
         self.group = group
-        self.origin = origin
+        self.origin = replace(origin, commutative=True) if commutative else origin
         self._classify = recognise if classify is None else classify
         self._handler = ""
 
@@ -148,13 +150,16 @@ def dead_letter(
     group: str | None = None,
     classify: Classify | None = None,
     origin: Origin = NOWHERE,
+    commutative: bool = False,
 ) -> DeadLetters:
     """Put aside what the decorated function finally fails to handle.
 
     *home* is a `StoreHome` or `TopicHome`; under a `Consumer` it may be left out. *classify*
     replaces the judgement of errors; *origin* says version, tenant and what to redact.
+    *commutative* declares that the messages of a key may take effect in any order: a replay
+    then sends one also when a newer one of its key was handled.
     """
-    return DeadLetters(home, group=group, classify=classify, origin=origin)
+    return DeadLetters(home, group=group, classify=classify, origin=origin, commutative=commutative)
 
 
 def dead_lettered(call: Call) -> DeadLetter | None:

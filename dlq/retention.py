@@ -10,7 +10,7 @@ from sqlalchemy import and_, delete, func, or_, select
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.rows import CLOSED, PENDING
-from holdfast.dlq.schema import hour, message, revision
+from holdfast.dlq.schema import hour, message, overtaken, revision
 from holdfast.dlq.tally import HOUR, fold
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
@@ -70,7 +70,8 @@ def _prune_batch(
     )
     ids = list(db.execute(locked).scalars()) if names else []
     if ids:
-        db.execute(delete(revision).where(revision.c.dlq_id.in_(ids)))
+        for table in (revision, overtaken):
+            db.execute(delete(table).where(table.c.dlq_id.in_(ids)))
         db.execute(delete(message).where(message.c.dlq_id.in_(ids)))
         detail = {"count": len(ids), "first": ids[0], "last": ids[-1]}
         Audit(clock=clock).append(db, warrant, "prune", "closed messages", detail)
