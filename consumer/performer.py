@@ -81,6 +81,11 @@ class Performer:
         books = self._books
         if books is None or work.later is not None:
             return None
+        if work.message.is_replay and books.is_held_back(work):
+            log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
+                        "again", work.message.id)  # fmt: skip
+            self._tally.add("held_back")
+            return Settled()
         if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
             if books.park_behind(work):
                 self._tally.add("parked")
@@ -271,6 +276,10 @@ class Performer:
     def _parks(self, work: Work, delay: float) -> bool:
         """Whether so long a wait is spent in the database."""
         if self._books is None or not self._settings.parks:
+            return False
+        # A parked replay would queue behind newer messages of its key, and be overtaken by the
+        # replays that follow it.
+        if work.message.is_replay:
             return False
         return delay > self._settings.patience and not work.dropped
 

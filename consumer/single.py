@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ class Single:
         work, call = self._prepared(message)
         context = contextvars.copy_context()
         try:
+            if self._is_held_back(work):
+                return Outcome(Ending.HELD_BACK)
             context.run(_enter, work)
             context.run(self._route.plan.run, call)
         except Exception as error:  # noqa: BLE001 - the outcome carries it
@@ -47,6 +50,8 @@ class Single:
         work, call = self._prepared(message)
         token = current_work.set(work)
         try:
+            if await asyncio.to_thread(self._is_held_back, work):
+                return Outcome(Ending.HELD_BACK)
             with handling(message):
                 await self._route.plan.run_async(call)
         except Exception as error:  # noqa: BLE001
@@ -54,6 +59,10 @@ class Single:
         finally:
             current_work.reset(token)
         return _done(work, call)
+
+    def _is_held_back(self, work: Work) -> bool:
+        books = self._books
+        return books is not None and work.message.is_replay and books.is_held_back(work)
 
     def _prepared(self, message: Message) -> tuple[Work, Call]:
         work = Work(route=self._route, message=message, lane_key=())
