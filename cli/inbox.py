@@ -10,8 +10,8 @@ import typer
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.opened import existing_database
 from holdfast.cli.options import Config, Database, Json, Yes
-from holdfast.database import open_database
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.pruner import prune as prune_rows
 from holdfast.idempotency.stats import ConsumerStats, require_inbox
@@ -113,7 +113,7 @@ def _row(found: ConsumerStats) -> tuple[object, ...]:
 
 @contextmanager
 def _inbox(url: str) -> Iterator[Engine]:
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             require_inbox(db)
