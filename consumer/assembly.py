@@ -6,12 +6,14 @@ import logging
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.consumer.batch_performer import BatchPerformer
 from holdfast.consumer.books import translated
 from holdfast.consumer.chores import Chores
 from holdfast.consumer.circuits import shared
 from holdfast.consumer.clerk import Clerk
 from holdfast.consumer.crew import Crew
 from holdfast.consumer.gates import Gates
+from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
 from holdfast.consumer.runtime import Runtime
@@ -64,12 +66,16 @@ class Assembly:
         gates = Gates(routes.values(), clock)
         self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
         self._gates = gates
+        judge = Judge(books, settings=settings, tally=tally, metrics=metrics, stop=self._fail)
         performer = Performer(
-            self.lanes, books, owner=owner, settings=settings, tally=tally, metrics=metrics,
-            bury=self._bury, stop=self._fail,
+            self.lanes, books, judge, owner=owner, settings=settings, tally=tally,
+            metrics=metrics, bury=self._bury,
         )  # fmt: skip
+        batch = (
+            None if books is None else BatchPerformer(books, judge, clock=clock, metrics=metrics)
+        )
         self._crew = Crew(
-            self.lanes, performer, workers=settings.workers, tasks=settings.tasks,
+            self.lanes, performer, judge, batch, workers=settings.workers, tasks=settings.tasks,
             has_async=any(route.plan.is_async for route in routes.values()), clock=clock,
             finished=self._finished,
             farewells=[

@@ -143,7 +143,7 @@ class Clerk:
     def _admit(self, works: list[Work]) -> None:
         ready, held = self._books.run(lambda db: self._looked_up(db, works))
         known = set(map(id, ready))
-        self._undecided += [work for work in works if id(work) not in known]
+        self._undecided += [work for work in works if id(work) not in known and not work.dropped]
         self._lanes.admit(ready, held)
 
     def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:

@@ -65,6 +65,7 @@ class Runtime:
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
         self._uncorrelated: set[str] = set()
+        self._drained = False
         self.stopping = threading.Event()
         self.hurry = threading.Event()
         self.last_poll = clock.monotonic()
@@ -137,6 +138,7 @@ class Runtime:
                 break
             self.step(0.2)
         left = self._lanes.running()
+        self._drained = True  # whoever is not ready by now is not waited for again
         if left:
             log.error(
                 "%d handlers did not finish in time, their messages are not acknowledged: %s",
@@ -209,7 +211,7 @@ class Runtime:
         if self.stopping.is_set() or self._is_down() is not None:
             wanted = set(owned)
         else:
-            shut = {topic for topic, route in self._routes.items() if self._gates.is_shut(route)}
+            shut = {route.topic for route in self._gates.shut(self._lanes.in_hand)}
             wanted = {lane for lane in owned if self._is_full(lane) or lane.topic in shut}
         if source.caps.pause is Pause.NONE:
             return
@@ -273,7 +275,8 @@ class Runtime:
         """Finish what runs of *lanes* within a bound, settle it, and let the rest go."""
         gone = set(lanes)
         self._lanes.freeze(gone)
-        until = self._clock.monotonic() + self._settings.revoke_seconds
+        patience = 0.0 if self._drained else self._settings.revoke_seconds
+        until = self._clock.monotonic() + patience
         with self._lanes.idle:
             while self._lanes.running(gone):
                 left = until - self._clock.monotonic()
