@@ -24,7 +24,7 @@ from holdfast.idempotency import Inbox, Ledger
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -176,7 +176,7 @@ class Books:
         elif work.message.key is not None and not (work.call and work.call.duplicate):
             self._overtake(db, work)
 
-    def look_ahead(self, db: Connection, works: Iterable[Work], burials: int) -> None:
+    def look_ahead(self, db: Connection, works: Sequence[Work], burials: int) -> None:
         """Write onto *works* which open dead letters of their keys they would go ahead of."""
         by_topic: dict[str, dict[bytes, list[Work]]] = {}
         for work in works:
@@ -184,11 +184,30 @@ class Books:
             if work.message.key is not None and not work.message.is_replay:
                 keys = by_topic.setdefault(work.route.topic, {})
                 keys.setdefault(work.message.key, []).append(work)
+        self._look_back(db, works)
         for topic, keys in sorted(by_topic.items()):
             found = open_letters(db, self._group, topic, keys)
             for key, mine in keys.items():
                 for work in mine:
                     work.passes = found.get(key, ())
+
+    def _look_back(self, db: Connection, works: Iterable[Work]) -> None:
+        """Write onto replayed *works* whether an earlier one of their key failed again."""
+        replayed = [work for work in works if work.message.is_replay]
+        if not replayed:
+            return
+        from holdfast.dlq.replay.outcomes import held_back
+
+        found = held_back(db, [work.message for work in replayed])
+        for work in replayed:
+            work.held_back = work.message.id in found
+
+    def is_held_back(self, work: Work) -> bool:
+        """Whether the replayed *work* must stay a dead letter; looked up before it is run."""
+        if work.burials != self.burials:  # perhaps the message before it
+            burials = self.burials
+            self.run(lambda db: self.look_ahead(db, [work], burials))
+        return work.held_back
 
     def _overtake(self, db: Connection, work: Work) -> None:
         """Note which dead letters of its key *work* went ahead of, also the latest ones."""

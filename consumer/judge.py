@@ -195,6 +195,10 @@ class Judge:
         """Whether so long a wait is spent in the database."""
         if self._books is None or not self._settings.parks:
             return False
+        # A parked replay would queue behind newer messages of its key, and be overtaken by the
+        # replays that follow it.
+        if work.message.is_replay:
+            return False
         return delay > self._settings.patience and not work.dropped
 
     def _abandon(self, work: Work, later: Later) -> None:

@@ -53,6 +53,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """The open dead letters of its key: a replay must know if it goes ahead of them."""
     burials: int = -1
     """How many dead letters this process had stored when `passes` was looked up."""
+    held_back: bool = False
+    """Whether an earlier message of its key failed again in the replay that sent it."""
     dropped: bool = False
     """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
     begun: bool = False
