@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,14 @@ def require_file(engine: Engine) -> None:
             f"there is no file {path}: look at --database (only  holdfast db upgrade  makes a "
             "new database)"
         )
+
+
+def system_user() -> str:
+    """Return who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return f"uid {os.getuid()}"
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class Assembly:
     ) -> None:
         self._broker, self._group, self._routes = broker, group, routes
         self._books, self._home, self._owner = books, home, owner
+        self.routes, self.home = routes, home
         self._settings, self._clock = settings, clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
@@ -151,9 +152,11 @@ class Assembly:
         attempt = 0
         while True:
             attempt += 1
+            self.runtime.pulse = self._clock.monotonic()
             try:
                 return self._broker.source(topics, group=self._group, listener=self.runtime)
             except BrokerDown as error:
+                self.runtime.broker_down = str(error)
                 log.error("the broker is down, the consumer waits for it: %s", error)  # noqa: TRY400
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):

@@ -250,15 +250,18 @@ class QuarantineHome:
     def __init__(self, books: Books, home: Any) -> None:
         self._books = books
         self._home = home
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable and its key is held."""
         work = current_work.get()
-        if connection is not None or work is None:
-            self._home.put(letter, connection)
-            return
-        require_ours(work)
-        self._books.bury(work, letter, self._home.put)
+        with _watched(self):
+            if connection is not None or work is None:
+                self._home.put(letter, connection)
+                return
+            require_ours(work)
+            self._books.bury(work, letter, self._home.put)
         work.letter = letter
 
 
@@ -270,13 +273,15 @@ class NotingHome:
     def __init__(self, home: Any) -> None:
         self._home = home
         self._lock = threading.Lock()  # threads do not share a sink
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable."""
         work = current_work.get()
         if work is not None:
             require_ours(work)
-        with self._lock:
+        with self._lock, _watched(self):
             self._home.put(letter, connection)
         if work is not None:
             work.letter = letter
@@ -286,6 +291,19 @@ def require_ours(work: Work) -> None:
     """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
     if work.dropped:
         raise StaleDelivery(f"message {work.message.id} belongs to another member now")
+
+
+@contextmanager
+def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
+    """Note at *home* whether the letter could be written."""
+    try:
+        yield
+    except StaleDelivery:
+        raise
+    except Exception as error:
+        home.down = str(error)
+        raise
+    home.down = None
 
 
 def key_of(work: Work) -> HeldKey:

@@ -56,6 +56,8 @@ class Clerk:
         self._thread = threading.Thread(target=self._run, name="holdfast-clerk", daemon=True)
         self._busy = False
         self._next_chores = 0.0
+        self.pulse = clock.monotonic()
+        """When it last began to do something."""
         self.down: str | None = None
         """Why the database cannot be used, None while it can."""
 
@@ -121,6 +123,7 @@ class Clerk:
         attempt = 0
         while True:
             attempt += 1
+            self.pulse = self._clock.monotonic()
             try:
                 job()
             except HoldfastError as error:
