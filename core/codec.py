@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -52,13 +53,20 @@ class JsonCodec:
         if value is None:
             return None, None
         try:
-            return (value.encode(), TEXT) if isinstance(value, str) else (_json(value), JSON)
+            if isinstance(value, str):
+                return value.encode(), TEXT
+            payload = _json(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             path, culprit = _culprit(value, "$", 0)
             raise InvalidMessage(
                 f"{path} is a {type(culprit).__name__} that JSON cannot hold ({error}): "
                 "convert it first, or pass bytes"
             ) from error
+        if b"null" in payload and (where := _no_number(value, "$", 0)) is not None:
+            raise InvalidMessage(
+                f"{where} is NaN or infinite, which JSON cannot hold: send None or text instead"
+            )
+        return payload, JSON
 
     def decoder_for(self, annotation: Any) -> Decoder:
         """Return the decoder to *annotation*; only `X | None` takes tombstones."""
@@ -132,10 +140,19 @@ def _culprit(value: object, path: str, depth: int) -> tuple[str, object]:
     return path, value
 
 
+def _no_number(value: object, path: str, depth: int) -> str | None:
+    """Return where *value* has a float that msgspec would write as null; None where nowhere."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    children = _children(value) if depth < _DEEPEST else ()
+    found = (_no_number(child, path + name, depth + 1) for name, child in children)
+    return next((where for where in found if where is not None), None)
+
+
 def _children(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         yield from ((f".{key}", child) for key, child in value.items())
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", child) for index, child in enumerate(value))
     elif isinstance(value, msgspec.Struct):
         yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)

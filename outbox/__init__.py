@@ -5,6 +5,7 @@ from holdfast.outbox.lease_engine import LeaseEngine
 from holdfast.outbox.leases import LeaseTerms
 from holdfast.outbox.relay import Health, Relay
 from holdfast.outbox.schema import create_tables, metadata
+from holdfast.outbox.shard_sinks import ShardSinks
 from holdfast.outbox.staging import Event, Outbox
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Outbox",
     "Relay",
     "RelayEngine",
+    "ShardSinks",
     "Step",
     "create_tables",
     "metadata",

@@ -49,6 +49,10 @@ def values(message: Message) -> dict[str, Any]:
     for name, text in (("topic", message.topic), ("key", key), ("type", message.type)):
         if text is not None and len(text) > _LONGEST:
             raise InvalidMessage(f"{name} {text[:20]!r}… is longer than {_LONGEST} characters")
+        if text is not None and "\0" in text:
+            raise InvalidMessage(f"{name} {text[:20]!r} has a null character: leave it out")
+        if text is not None and not text.isascii():
+            refuse_halves(name, text)
     return {
         "id": _uuid(message.id),
         "aggregatetype": message.topic,
@@ -58,6 +62,14 @@ def values(message: Message) -> dict[str, Any]:
         "headers": packed(to_wire(message)),
         "shard": shard_of(message.topic, key, message.id),
     }
+
+
+def refuse_halves(name: str, text: str) -> None:
+    """Refuse *text* that no encoding can write: half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{name} {text[:20]!r} is no text: {error.reason}") from error
 
 
 def staged(row: Row) -> Staged:
@@ -71,6 +83,7 @@ def staged(row: Row) -> Staged:
         type=row.type,
         time=_UNKNOWN,
         packed=row.headers,
+        shard=row.shard,
     )
 
 

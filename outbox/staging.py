@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -11,7 +12,7 @@ from sqlalchemy import insert
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError, InvalidMessage
 from holdfast.message import Message
-from holdfast.outbox.rows import values
+from holdfast.outbox.rows import refuse_halves, values
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
 
@@ -38,7 +39,7 @@ class Event:
 
     body: Any
     topic: str
-    key: str | None = None
+    key: str | bytes | None = None
     type: str | None = None
     headers: HeaderInput = ()
     delay: float | None = None
@@ -75,7 +76,7 @@ class Outbox:
         cannot be encoded fails here, in the caller, before the commit. For an `AsyncSession`
         or `AsyncConnection` the result is to be awaited.
         """
-        staged = self.add_all(session, [Event(body=event, topic=topic, **options)])
+        staged = self.add_all(session, [_event(event, topic, options)])
         if inspect.isawaitable(staged):
             return _first(staged)
         return staged[0]
@@ -103,20 +104,21 @@ class Outbox:
         One statement and one round trip instead of two, under the same promise as `add`.
         The event is staged whether or not the statement finds rows to change.
         """
-        wanted = Event(body=event, topic=topic, **options)
+        wanted = _event(event, topic, options)
         if wanted.delay is not None or self._ordered:
             raise ConfigurationError("attach() takes no delay and no ordered=True: use add()")
         staging = insert(outbox).values(values(self._message(wanted)))
         return statement.add_cte(staging.cte("holdfast_event"))
 
     def _message(self, event: Event) -> Message:
-        if event.delay is not None and not event.delay >= 0:
-            raise InvalidMessage(f"delay={event.delay}: use 0 or more seconds, or None")
+        delay = event.delay
+        if delay is not None and not (isinstance(delay, (int, float)) and 0 <= delay < math.inf):
+            raise InvalidMessage(f"delay={delay!r}: use a number of seconds, 0 or more, or None")
         payload, content_type = self._codec.encode(event.body)
         return Message.new(
             event.topic,
             payload,
-            key=None if event.key is None else str(event.key),
+            key=_key(event.key),
             type=_type_of(event.body) if event.type is None else event.type,
             source=self._source,
             headers=event.headers,
@@ -134,6 +136,7 @@ class _Work:
 
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
+        require_transaction(session)
         dialect = _dialect(session)
         rows = [values(message) for message in self.messages]
         if self.ordered:
@@ -179,6 +182,42 @@ async def _staged_async(session: Any, work: _Work) -> list[Message]:
 
 async def _first(staged: Awaitable[list[Message]]) -> Message:
     return (await staged)[0]
+
+
+def _key(key: object) -> str | bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    text = str(key)
+    if not text.isascii():
+        refuse_halves("key", text)
+    return text
+
+
+def _event(body: object, topic: str, options: dict[str, Any]) -> Event:
+    unknown = options.keys() - {"key", "type", "headers", "delay"}
+    if unknown:
+        raise ConfigurationError(
+            f"{', '.join(sorted(unknown))} is no option of an event: use key, type, headers, delay"
+        )
+    return Event(body=body, topic=topic, **options)
+
+
+def require_transaction(session: Any) -> None:
+    """Refuse what has no transaction for the event to live and die with."""
+    if not hasattr(session, "execute") or not hasattr(session, "in_transaction"):
+        raise ConfigurationError(
+            f"{type(session).__name__} has no transaction: pass the Session or Connection "
+            "in which your own rows are written"
+        )
+    connection = session.connection() if hasattr(session, "get_bind") else session
+    level = connection.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if level == "AUTOCOMMIT":
+        raise ConfigurationError(
+            "the connection is in AUTOCOMMIT: the event would be published whatever becomes of "
+            "your transaction; use an engine or connection without isolation_level=AUTOCOMMIT"
+        )
 
 
 def _type_of(event: Any) -> str:

@@ -6,7 +6,7 @@ ENGINE is lease, wal, or emitted: the WAL engine with events that have no row. S
 cursor (read by `seq > last`), doomed (die before the third batch is published, which is no
 broken promise) and ahead (doomed, and the log is confirmed before it is published). For
 zombie and heir, no broken promises either, and unguarded (a zombie that does not ask whose
-the shards are), see handover.py.
+the shards are), see handover.py. With transactions, every shard is published in its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.database import open_database
-from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, Step
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks, Step
 from tests.checker.handover import (
     HEIR,
     UNGUARDED,
@@ -93,7 +93,8 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     terms = LeaseTerms(seconds=float(lease))
     db = open_database(database)
-    sink: Any = connect(broker).sink()
+    opened = connect(broker)
+    sink: Any = ShardSinks(opened, "checked") if sabotage == "transactions" else opened.sink()
     if sabotage in ("ahead", "doomed"):
         sink = Doomed(sink)
     if sabotage == "ahead":

@@ -218,3 +218,51 @@ def test_async_sessions_and_connections_are_awaited(postgres: Postgres) -> None:
     asyncio.run(work())
     assert staged(sync) == 3
     sync.dispose()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_key_of_bytes_is_the_same_key_as_its_text(engine: Engine) -> None:
+    """As in `key=message.key`, inside a handler."""
+    with engine.begin() as db:
+        Outbox().add(db, {}, topic="t", key=b"order-1")
+    with engine.connect() as db:
+        assert db.execute(select(outbox.c.aggregateid)).scalar_one() == "order-1"
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("body", "options", "said"),
+    [
+        ({"a": float("nan")}, {}, r"\$\.a is NaN"),
+        ([1, float("inf"), None], {}, r"\$\[1\] is NaN or infinite"),
+        ({}, {"delay": "3"}, "delay='3'"),
+        ({}, {"delay": float("inf")}, "delay=inf"),
+        ({}, {"delay": -1}, "delay=-1"),
+        ({}, {"key": "\ud800"}, "key"),
+        ({}, {"key": b"\xff"}, "not text"),
+        ({}, {"key": "a\0b"}, "null character"),
+    ],
+)
+def test_what_cannot_be_staged_is_refused_by_name(
+    engine: Engine, body: Any, options: dict[str, Any], said: str
+) -> None:
+    """In the caller, before the commit, with the value and the fix."""
+    with engine.begin() as db, pytest.raises(InvalidMessage, match=said):
+        Outbox().add(db, body, topic="t", **options)
+    assert staged(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_without_a_transaction_nothing_is_staged(engine: Engine) -> None:
+    """An event that commits by itself would be published whatever becomes of the caller."""
+    loose = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with loose.connect() as db, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(db, {}, topic="t")
+    with Session(loose) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(session, {}, topic="t")
+    for wrong in (engine, None):
+        with pytest.raises(ConfigurationError, match="no transaction"):
+            Outbox().add(wrong, {}, topic="t")  # type: ignore[call-overload]
+    with engine.begin() as db, pytest.raises(ConfigurationError, match="colour"):
+        Outbox().add(db, {}, topic="t", colour="red")
+    assert staged(engine) == 0
