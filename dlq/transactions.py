@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRIES = 8
+_TOO_LARGE = 1153  # MySQL: a packet bigger than max_allowed_packet
 
 
 def committed(
@@ -54,11 +61,39 @@ def _own(engine: Engine) -> Engine:
     return engine
 
 
+def is_too_large(error: BaseException) -> bool:
+    """Whether *error* is MySQL's word that a statement is larger than it takes."""
+    cause = _database_error(error)
+    origin = getattr(cause, "orig", None)
+    return bool(origin is not None and origin.args and origin.args[0] == _TOO_LARGE)
+
+
+def is_about_data(error: BaseException) -> bool:
+    """Whether *error* is about what was to be stored: trying the same again does not help."""
+    if isinstance(error, DependencyDown) and error.__cause__ is None:
+        return False
+    cause = _database_error(error)
+    if isinstance(cause, DBAPIError):
+        return isinstance(cause, (DataError, IntegrityError)) or is_too_large(error)
+    return isinstance(cause, (StatementError, ArithmeticError, ValueError, TypeError))
+
+
+def _database_error(error: BaseException) -> BaseException:
+    if isinstance(error, DependencyDown) and error.__cause__ is not None:
+        return error.__cause__
+    return error
+
+
 def down(error: Exception) -> DependencyDown:
     """Return what a database *error* means to who wants to store: nothing was stored."""
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else repr(cause)
     fix = ""
-    if recognise(error) is Remedy.FIX:
+    if is_too_large(error):
+        fix = (
+            ": the message is larger than the server's max_allowed_packet; raise that, or keep "
+            "dead letters of this topic on the broker (TopicHome)"
+        )
+    elif recognise(error) is Remedy.FIX:
         fix = ": run  holdfast db upgrade  with the same --database, and see its log"
     return DependencyDown(f"the dead-letter store failed with {type(cause).__name__}: {text}{fix}")

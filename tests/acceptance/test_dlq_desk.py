@@ -186,3 +186,11 @@ def test_the_trend_is_whole_on_a_narrow_terminal(
     monkeypatch.setattr(display.out, "_width", 80)
     desk.fail(3, ValueError("bad total"))
     assert "·" * 23 + "█" in desk.run("groups")[1]
+
+
+def test_a_topic_that_does_not_exist_is_not_collected_in_silence(desk: Desk) -> None:
+    """With the name that was meant, as far as the store knows it."""
+    desk.fail(1, ValueError("bad total"))
+    code, _, error = desk.run("collect", "orders.biling.dlq", "--broker", desk.broker, "--once")
+    assert code == 1
+    assert "no such topic: 'orders.biling.dlq' (did you mean orders.billing.dlq?)" in error
