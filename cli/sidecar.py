@@ -13,10 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.brokers import connect
 from holdfast.cli.late_engine import LateEngine
+from holdfast.cli.opened import require_file
 from holdfast.cli.progress import shown_progress
 from holdfast.cli.stopping import stopped_by_signals
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.database import open_database
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
 from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.endpoint import Endpoint, host_and_port
@@ -86,6 +88,7 @@ class Sidecar:
                 "use --engine lease"
             )
         self._broker = connect(settings.broker)
+        require_file(self._database)
         self._sink: Sink | None = None
         late = LateEngine(settings.engine.value, self._make_engine)
         measured = MeasuredEngine(late, observe=self._observe_seconds)
@@ -118,7 +121,26 @@ class Sidecar:
             closing.callback(self._close)
             closing.enter_context(self._stopping())
             self._progress = closing.enter_context(shown_progress(self._total))
-            return self.relay.run_once()
+            until = SYSTEM_CLOCK.monotonic() + 1.5 * self._settings.lease_seconds
+
+            def others_hold(step: Step) -> bool:
+                mine = self._is_wal and not step.standby
+                return not mine and SYSTEM_CLOCK.monotonic() < until and self._total() > 0
+
+            published = self.relay.run_once(linger=others_hold)
+            self._require_all_published(published)
+            return published
+
+    def _require_all_published(self, published: int) -> None:
+        """Say so when events have waited for longer than a dead relay's leases last."""
+        with suppress(SQLAlchemyError):
+            left = self._backlog.measure()
+            old = left.oldest_seconds is None or left.oldest_seconds > self._settings.lease_seconds
+            if left.waiting and old and (self.relay.health.standby or not self._is_wal):
+                raise DependencyDown(
+                    f"published {published:,} events, but {left.waiting:,} still wait: other "
+                    "relays hold their shards; holdfast doctor tells which"
+                )
 
     def _total(self) -> int:
         with suppress(SQLAlchemyError):  # the first step says what is wrong

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.dlq.vault import sealed_in
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from holdfast.dlq.letter import DeadLetter
+    from holdfast.dlq.letter import DeadLetter, Governance
     from holdfast.dlq.vault import Vault
     from holdfast.message import Message
 
@@ -34,12 +35,22 @@ def restored(letter: DeadLetter, vault: Vault | None = None, *, edited: bool = F
             f"{letter.dlq_id} lacks the redacted fields {', '.join(governance.redacted)}: put "
             "them back with  holdfast dlq edit  first, or discard it"
         )
-    if not governance.sealed:
+    payload = opened(letter.message.payload, governance, vault)
+    if payload is letter.message.payload:
         return letter.message
+    return letter.message.with_(payload=payload)
+
+
+def opened(payload: bytes | None, governance: Governance, vault: Vault | None) -> bytes | None:
+    """Return *payload* with its sealed fields readable; the very same where it has none.
+
+    `NotReplayable` when that takes a *vault*, `Forgotten` when the subject's key is gone.
+    """
+    if not governance.sealed or not (sealed := sealed_in(payload, governance.sealed)):
+        return payload
     if vault is None:
         raise NotReplayable(
-            f"{letter.dlq_id} has encrypted fields ({', '.join(governance.sealed)}): give the "
-            "vault's master key to replay it"
+            f"it has encrypted fields ({', '.join(sealed)}): give the vault's master key, by "
+            "--master-key-file"
         )
-    payload = vault.open(letter.message.payload, governance.sealed, governance.subject or "")
-    return letter.message.with_(payload=payload)
+    return vault.open(payload, sealed, governance.subject or "")

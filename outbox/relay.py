@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from holdfast.backoff import Backoff
+from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError, DependencyDown, Transient
+from holdfast.errors import ConfigurationError, DependencyDown, Remedy, Transient
+from holdfast.outbox.schema import metadata
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.outbox.engine import RelayEngine, Step
 
 log = logging.getLogger("holdfast.outbox")
+_NO_PRIVILEGE = "42501"
+_MYSQL_NO_PRIVILEGE = (1142, 1143)
 
 
 @dataclass(slots=True)
@@ -73,16 +77,24 @@ class Relay:
         finally:
             self._close()
 
-    def run_once(self) -> int:
-        """Publish until nothing is left, then end; outages raise. For cron and for tests."""
-        total = 0
+    def run_once(self, *, linger: Callable[[Step], bool] = lambda _: False) -> int:
+        """Publish until nothing is left, then end; outages raise. For cron and for tests.
+
+        *linger* is asked when a step found nothing to do, whether more is to be waited for.
+        """
+        total = idle = 0
         try:
             while not self._stop.is_set():
                 step = self.engine.step()
                 self._note(step)
                 total += step.published
-                if step.idle:
+                idle = idle + 1 if step.idle else 0
+                if idle and not linger(step):
                     break
+                if idle:
+                    self._clock.wait(self._stop, self._idle.longest(idle))
+        except DBAPIError as error:
+            raise _explained(error) from error
         finally:
             self._close()
         return total
@@ -94,12 +106,13 @@ class Relay:
     def _step(self) -> Step | None:
         try:
             step = self.engine.step()
-        except (DependencyDown, Transient, OperationalError) as error:
+        except (DependencyDown, Transient) as error:
             self._wait_out(error)
         except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise ConfigurationError(f"the outbox cannot be read: {_short(error)}") from error
-            self._wait_out(error)
+            explained = _explained(error)
+            if not isinstance(explained, DependencyDown):
+                raise explained from error
+            self._wait_out(explained)
         else:
             self._note(step)
             return step
@@ -129,6 +142,21 @@ class Relay:
             self.engine.close()
         except (DependencyDown, Transient, DBAPIError) as error:
             log.warning("relay ended with work in flight, it will be done again: %s", _short(error))
+
+
+def _explained(error: DBAPIError) -> ConfigurationError | DependencyDown:
+    """Return *error* as an outage to wait for, or as what must be put right before."""
+    said = _short(error)
+    code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+    if getattr(error.orig, "sqlstate", None) == _NO_PRIVILEGE or code in _MYSQL_NO_PRIVILEGE:
+        return ConfigurationError(
+            f"{said}: grant the relay's user SELECT, INSERT, UPDATE and DELETE on "
+            f"{', '.join(sorted(metadata.tables))}"
+        )
+    passing = isinstance(error, OperationalError) or error.connection_invalidated
+    if passing or recognise(error) is Remedy.RETRY:
+        return DependencyDown(f"the database: {said}")
+    return ConfigurationError(f"the outbox cannot be read: {said}")
 
 
 def _short(error: Exception) -> str:

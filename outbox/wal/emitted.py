@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from holdfast.message import Message
-    from holdfast.outbox.staging import Event
+    from holdfast.outbox.event import Event
 
 PREFIX: Final = "holdfast"
 

@@ -291,6 +291,7 @@ def test_the_command_exits_by_the_worst_finding(tmp_path: Path) -> None:
         )
         return done.returncode, json.loads(done.stdout)
 
+    (tmp_path / "empty.db").touch()
     code, findings = run(f"sqlite:///{tmp_path}/empty.db")
     assert (code, findings[0]["severity"]) == (2, "critical")
     url = f"sqlite:///{tmp_path}/shop.db"

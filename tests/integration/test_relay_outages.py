@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
-from holdfast import BrokerDown, Message
+from holdfast import BrokerDown, ConfigurationError, Message
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.ids import new_id
-from holdfast.outbox import LeaseEngine, LeaseTerms
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
 from holdfast.outbox.leased_sink import Hurried
 from holdfast.outbox.wal import WalEngine
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 EVENTS = [(f"k{n % 3}", f"{n:04}" + "x" * 200) for n in range(60)]
 TERMS = LeaseTerms(seconds=5)
+WRITABLE = "-c default_transaction_read_only=off"
 
 
 @pytest.fixture
@@ -106,6 +108,48 @@ def test_a_database_that_is_cut_off_in_the_middle_of_a_batch_is_an_outage(
             wait_until(lambda: shop.left == 0, deadline=60, what="the outbox drained")
         far.dispose()
     check(shop, sink.seen)
+
+
+@pytest.mark.parametrize("kind", ["lease", "wal"])
+def test_a_database_that_is_read_only_for_a_while_is_an_outage(shop: Shop, kind: str) -> None:
+    """A failover leaves the old primary read only; the relay waits instead of ending."""
+    sink, name = Recorder(), shop.engine.url.database
+    shop.ask(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    shop.engine.dispose()
+    with running(engine_of(kind, shop.engine, sink)) as relay:
+        wait_until(lambda: relay.health.outage, what="the outage is noticed")
+        assert "read-only" in str(relay.health.outage)
+        writable = open_database(shop.url, connect_args={"options": WRITABLE})
+        with writable.begin() as db:
+            db.exec_driver_sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+            db.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        writable.dispose()
+        wait_until(lambda: left(shop) == 0, deadline=60, what="the outbox drained")
+    check(shop, sink.seen)
+
+
+def left(shop: Shop) -> int | None:
+    """Return how many events wait; None while connections that were cut are found out."""
+    try:
+        return shop.left
+    except DBAPIError:
+        return None
+
+
+def test_missing_privileges_are_named_with_the_tables(shop: Shop) -> None:
+    """Waiting would not help: the relay ends, also `run_once`, and says what to grant."""
+    shop.ask("CREATE ROLE stranger LOGIN")
+    url = shop.engine.url.set(username="stranger")
+    engine = open_database(url.render_as_string(hide_password=False))
+    for run in ("run", "run_once"):
+        relay = Relay(LeaseEngine(engine, Recorder()))
+        with pytest.raises(ConfigurationError, match=r"grant .* on .*holdfast_outbox_shard"):
+            getattr(relay, run)()
+    engine.dispose()
+    shop.ask("DROP ROLE stranger")
 
 
 class Node(RabbitMQ):
