@@ -258,3 +258,16 @@ def test_an_expression_never_sees_more_than_the_first_characters() -> None:
     kept = text_of(ValueError("x" * 10_000_000), redact)
     assert seen == [MOST_TEXT * 2]
     assert len(kept) == MOST_TEXT + 1
+
+
+def test_what_is_kept_out_of_the_payload_is_kept_out_of_the_text() -> None:
+    """An error quotes the value it failed on; it is gone from text, trace, history and title."""
+    body = b'{"name": "Ada Lovelace", "card": {"pan": 4111222233334444}, "n": 1}'
+    made = Message.new("orders", body)
+    origin = Origin(redaction=Redaction(paths=("name", "card")))
+    error = ValueError("cannot bill Ada Lovelace with 4111222233334444, step 1")
+    kept = capture(made, error, group="g", handler="h", origin=origin)
+    said = repr(kept)
+    assert "Lovelace" not in said
+    assert "4111222233334444" not in said
+    assert kept.failure.root.text == "cannot bill *** with ***, step 1"
