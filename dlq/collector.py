@@ -25,7 +25,7 @@ from holdfast.dlq.letter import (
     dead_letter_id,
 )
 from holdfast.dlq.raised import clean
-from holdfast.dlq.transactions import is_about_data, is_too_large
+from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
 from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
 
@@ -138,7 +138,7 @@ class Collector:
         try:
             self._store.put(letter)
         except Exception as error:
-            if not is_about_data(error) or is_too_large(error):
+            if not is_about_data(error) or isinstance(error, TooLarge):
                 raise
             self.collected.unreadable += 1
             self._store.put(_unreadable(delivery, error))

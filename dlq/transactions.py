@@ -18,13 +18,12 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy.engine import Connection, Engine
 
 T = TypeVar("T")
 TRIES = 8
-_TOO_LARGE = 1153  # MySQL: a packet bigger than max_allowed_packet
 
 
 def committed(
@@ -61,20 +60,36 @@ def _own(engine: Engine) -> Engine:
     return engine
 
 
-def is_too_large(error: BaseException) -> bool:
-    """Whether *error* is MySQL's word that a statement is larger than it takes."""
-    cause = _database_error(error)
-    origin = getattr(cause, "orig", None)
-    return bool(origin is not None and origin.args and origin.args[0] == _TOO_LARGE)
+class TooLarge(DependencyDown):
+    """A message is larger than the database takes in one statement: it was not stored."""
+
+
+def refuse_too_large(engine: Engine, sizes: Iterable[int], error: Exception) -> None:
+    """Raise `TooLarge` if that is why *error* came: MySQL only ends the connection then."""
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return
+    largest = max(sizes, default=0)
+    try:
+        with engine.connect() as db:
+            most = int(db.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+    except SQLAlchemyError:
+        return  # it is down indeed
+    if largest > most:
+        raise TooLarge(
+            f"a dead letter of {largest:,} bytes is larger than the server's max_allowed_packet "
+            f"of {most:,}: raise that, or keep dead letters of this topic on the broker (TopicHome)"
+        ) from error
 
 
 def is_about_data(error: BaseException) -> bool:
     """Whether *error* is about what was to be stored: trying the same again does not help."""
+    if isinstance(error, TooLarge):
+        return True
     if isinstance(error, DependencyDown) and error.__cause__ is None:
         return False
     cause = _database_error(error)
     if isinstance(cause, DBAPIError):
-        return isinstance(cause, (DataError, IntegrityError)) or is_too_large(error)
+        return isinstance(cause, (DataError, IntegrityError))
     return isinstance(cause, (StatementError, ArithmeticError, ValueError, TypeError))
 
 
@@ -89,11 +104,6 @@ def down(error: Exception) -> DependencyDown:
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else repr(cause)
     fix = ""
-    if is_too_large(error):
-        fix = (
-            ": the message is larger than the server's max_allowed_packet; raise that, or keep "
-            "dead letters of this topic on the broker (TopicHome)"
-        )
-    elif recognise(error) is Remedy.FIX:
+    if recognise(error) is Remedy.FIX:
         fix = ": run  holdfast db upgrade  with the same --database, and see its log"
     return DependencyDown(f"the dead-letter store failed with {type(cause).__name__}: {text}{fix}")
