@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.plan import Handler
 
 log = logging.getLogger("holdfast.dlq")
+_MOST_REASON = 500
 
 DELIVERY = "delivery"
 """Under this name a runtime keeps the delivery in `call.notes`, for its coordinates."""
@@ -121,7 +122,11 @@ class DeadLetters(Layer):
         except HoldfastError:
             raise
         except Exception as error:
-            raise DependencyDown(f"dead letter {letter.dlq_id} cannot be stored") from error
+            raise DependencyDown(
+                f"dead letter {letter.dlq_id} cannot be stored: {type(error).__name__}: {error}"[
+                    :_MOST_REASON
+                ]
+            ) from error
         call.notes[LETTER] = letter
         log.warning(
             "message %s is dead-lettered as %s: %s", letter.message.id, letter.dlq_id,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PENDING, CONFIRMED, DISCARDED, PARKED = "pending", "confirmed", "discarded", "parked"
 CLOSED = (CONFIRMED, DISCARDED, PARKED)
+_MOST_NUMBER = 2**31 - 1
 _occurrences = msgspec.json.Decoder(tuple[Occurrence, ...]).decode
 _pairs = msgspec.json.Decoder(list[tuple[str, str | dict[str, str] | None]]).decode
 
@@ -91,7 +92,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
         "schema_ref": None if message.schema is None else plain(message.schema),
         "traceparent": cut(message.traceparent),
         "broker": cut(letter.coordinates.broker, 64),
-        "lane": letter.coordinates.lane,
+        "lane": _whole(letter.coordinates.lane),
         "position": _position(letter.coordinates.position),
         "consumer_group": cut(culprit.group),
         "handler": cut(culprit.handler),
@@ -111,18 +112,18 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
                 newer=letter.newer,
             )
         ),
-        "schema_version": letter.schema_version,
+        "schema_version": _whole(letter.schema_version),
         "origin": cut(letter.origin, 16),
         "tenant": cut(governance.tenant),
         "entity_ref": cut(governance.entity_ref),
         "subject": cut(governance.subject),
-        "attempts": history.attempts,
+        "attempts": _whole(history.attempts),
         "occurrences": max(1, len(history.failures)),
         "first_failed_at": history.first_failed_at,
         "last_failed_at": history.last_failed_at,
         "history": document(history.failures),
         "stored_at": now,
-        "replay_count": letter.lineage.replay_count,
+        "replay_count": _whole(letter.lineage.replay_count),
         "revision": letter.lineage.revision,
         "replayable": letter.is_replayable,
         "verdict": "",
@@ -178,6 +179,11 @@ def message_of(row: Row) -> Message:
     )
 
 
+def read_envelope(text: str) -> Envelope:
+    """Return the parts kept in the column `envelope`."""
+    return _envelope(text)
+
+
 def occurrences(text: str) -> tuple[Occurrence, ...]:
     """Return the failures kept in the column `history`."""
     return _occurrences(text)
@@ -213,6 +219,11 @@ def plain(text: str) -> str:
     if "\x00" in text:
         text = text.replace("\x00", "\\0")
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
+
+
+def _whole(number: int | None) -> int | None:
+    """Return *number* as a column takes it: what somebody wrote into a header may be any."""
+    return None if number is None else max(-_MOST_NUMBER, min(number, _MOST_NUMBER))
 
 
 def _position(position: object) -> str | None:

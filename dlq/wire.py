@@ -39,6 +39,7 @@ MOST_BYTES: Final = 16_384
 """How large the envelope may become in a header; brokers with a lower limit get less."""
 _LEAST_BYTES = 2_048
 _MOST_NAME = 200
+_MOST_SEALED = 500  # characters
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,9 +185,7 @@ def _smaller(wire: Wire, step: int) -> Wire:
         failure = change(failure, chain=tuple(_fewer(r, 0, 100) for r in failure.chain[:1]))
         history = change(history, failures=tuple(_bare(one) for one in history.failures[-1:]))
     if step >= 5:
-        redacted = ("…",) if wire.governance.redacted else ()
-        kept = Governance(expires_at=wire.governance.expires_at, redacted=redacted)
-        wire = change(wire, governance=kept)
+        wire = change(wire, governance=_needed(wire.governance))
     if step >= 6:
         wire = _names_cut(wire)
         failure = change(
@@ -202,6 +201,26 @@ def _fewer(raised: Raised, frames: int, text: int = 500) -> Raised:
 
 def _bare(occurrence: Any) -> Any:
     return msgspec.structs.replace(occurrence, error="", host=occurrence.host[:50])
+
+
+def _needed(governance: Governance) -> Governance:
+    """Return what a replay must know: whose it is, what is sealed, and whether anything is gone.
+
+    Sealed paths become patterns, which name at least as much; where those are too many as
+    well the message counts as not replayable, for its fields could not be opened.
+    """
+    patterns = {
+        ".".join("*" if part.isdecimal() else part for part in path.split("."))
+        for path in governance.sealed
+    }
+    sealed = tuple(sorted(patterns)) if sum(map(len, patterns)) <= _MOST_SEALED else ()
+    lost = governance.redacted or (governance.sealed and not sealed)
+    return Governance(
+        subject=governance.subject,
+        expires_at=governance.expires_at,
+        redacted=("…",) if lost else (),
+        sealed=sealed,
+    )
 
 
 def _names_cut(wire: Wire) -> Wire:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import Message, PoisonMessage
 from holdfast.consumer import Consumer, Order
 from holdfast.consumer.desk import Desk
-from holdfast.dlq import StoreHome, capture, close, dead_letter, reopen
+from holdfast.dlq import StoreHome, capture, close, dead_letter
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
 from holdfast.dlq.replay.dry_run import dry_run
@@ -20,6 +20,7 @@ from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.retention import prune
+from holdfast.dlq.schema import message as stored
 from holdfast.dlq.schema import overtaken
 from holdfast.idempotency import idempotent
 from holdfast.ports import Delivery, Lane
@@ -249,7 +250,7 @@ def test_a_confirmed_newer_letter_holds_the_older_ones(
         close(db, [letters[1].dlq_id], "confirmed", actor="plan p", reason="replayed")
     assert list(held(small)) == ["1"]
     with small.engine.begin() as db:
-        reopen(db, [letters[1].dlq_id])
+        db.execute(update(stored).values(state="pending"))
         close(db, [letters[0].dlq_id], "confirmed", actor="plan p", reason="replayed")
     assert held(small) == {}
 
