@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, Engine
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.opened import dead_letters
 from holdfast.cli.dlq.opened import warrant as warranted
+from holdfast.cli.opened import existing_database
 from holdfast.cli.options import Actor, Config, Database, Json, Reason, Yes
-from holdfast.database import open_database
 from holdfast.dlq.audit import Audit
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.pruner import prune as prune_rows
@@ -126,7 +126,7 @@ def _row(found: ConsumerStats) -> tuple[object, ...]:
 
 @contextmanager
 def _inbox(url: str) -> Iterator[Engine]:
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             require_inbox(db)

@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.opened import system_user
+from holdfast.cli.opened import existing_database, system_user
 from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic
 from holdfast.consumer.desk import Desk
 from holdfast.consumer.tables import require_tables
-from holdfast.database import open_database
 from holdfast.outbox.audit import Warrant
 
 app = typer.Typer(
@@ -24,7 +23,7 @@ OnlyGroup = Annotated[str | None, typer.Option("--group", help="Only this group.
 
 
 def _desk(database: str) -> Desk:
-    engine = open_database(database)
+    engine = existing_database(database)
     with engine.connect() as db:
         require_tables(db)
     return Desk(engine)

@@ -152,6 +152,7 @@ class Clerk:
     def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:
         ready: list[Work] = []
         held: set[LaneKey] = set()
+        burials = self._books.burials
         by_consumer: dict[str, list[Work]] = {}
         for work in works:
             if not work.dropped:
@@ -161,6 +162,7 @@ class Clerk:
             ids = [work.message.id for work in taken]
             self._books.ledger.starting(consumer, ids, self._owner, connection=db)
             held |= self._held(db, taken)
+            self._books.look_ahead(db, taken, burials)
             ready += taken
         return ready, held
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, select
 
-from holdfast.cli.opened import system_user
-from holdfast.database import open_database
+from holdfast.cli.opened import existing_database, system_user
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.groups import Groups, NoSuchGroup
 from holdfast.dlq.schema import message, metadata
@@ -27,7 +26,7 @@ _SHORTEST = 4
 @contextmanager
 def dead_letters(url: str) -> Iterator[Engine]:
     """Yield the store at *url* if it has the tables; say so if it lacks them."""
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             inspector = inspect(db)
