@@ -10,6 +10,7 @@ from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.unrun import HandlerNotRun, require_ran
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
+from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Later
 
@@ -74,6 +75,10 @@ class Judge:
 
     def done(self, work: Work, *, duplicate: bool) -> Verdict:
         """Note that the way of *work* has ended: its effect is there, or its dead letter."""
+        if work.letter is None and work.call is not None:
+            work.letter = dead_lettered(work.call)  # put into a home of the user's own
+            if work.letter is not None and self._books is not None:
+                self._books.buried()
         dead = work.letter is not None
         note_outcome(work.route.limit, dead=dead)
         outcome = "dead_lettered" if dead else "duplicates" if duplicate else "handled"
@@ -197,7 +202,11 @@ class Judge:
 
     def _parks(self, work: Work, delay: float) -> bool:
         """Whether a wait is too long for memory."""
-        return self._settings.parks and delay > self._settings.patience and not work.dropped
+        # A parked replay would queue behind newer messages of its key, and be overtaken by the
+        # replays that follow it.
+        if work.message.is_replay or work.dropped:
+            return False
+        return self._settings.parks and delay > self._settings.patience
 
     def _abandon(self, work: Work, later: Later) -> None:
         """End the run of *work* in good order: its layers hear that it was put off."""

@@ -25,6 +25,8 @@ class Tally:
     """Messages given to the broker for a later retry, without a database."""
     skipped: int = 0
     """Replayed messages meant for another group."""
+    held_back: int = 0
+    """Replayed messages left among the dead letters: an earlier one of their key failed again."""
     uncorrelated: int = 0
     """Messages that came without a correlation id."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
