@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.circuit import Breaker, Circuit
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
+from holdfast.consumer.fitness import Returned, check_memory, handler_of
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
@@ -15,7 +16,7 @@ from holdfast.consumer.transaction import AsyncTransaction, Transaction
 from holdfast.errors import ConfigurationError
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
-from holdfast.plan import Handler, Plan
+from holdfast.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +74,7 @@ class Routing:
         self, topic: str, function: Callable[..., Any], batches: Batches | None = None
     ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
-        handler = function if isinstance(function, Handler) else Handler((), function)
+        handler = handler_of(function)
         bare = handler.plan.function
         whole = batches is not None and batches.whole
         if batches is not None:
@@ -117,8 +118,11 @@ class Routing:
                 f"{plan.name}() asks for a session: give the consumer a database, "
                 "Consumer(…, database=…)"
             )
+        else:
+            check_memory(plan)
         if wanted:
             layers.append(Injection(wanted, outbox=self._outbox))
+        layers.append(Returned(plan.name))
         return layers
 
     def _at_home(self, layer: Layer) -> Layer:
