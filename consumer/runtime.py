@@ -12,6 +12,7 @@ from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import Marks, is_for, original
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
+from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -65,6 +66,7 @@ class Runtime:
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
         self._uncorrelated: set[str] = set()
+        self._foreign: set[str] = set()
         self.stopping = threading.Event()
         self.hurry = threading.Event()
         self.last_poll = clock.monotonic()
@@ -161,11 +163,22 @@ class Runtime:
             elif (work := self._work(delivery, message)) is not None:
                 works.append(work)
         if skipped:
+            self._passed_over(skipped)
             self._tally.add("skipped", len(skipped))
             self._lanes.put_back_settled(skipped)
         if works:
             self._lanes.reserve(works)
             self._admit(works)
+
+    def _passed_over(self, skipped: list[Delivery]) -> None:
+        """Say once for each topic that messages are acknowledged without being handled here."""
+        for delivery in skipped:
+            topic = delivery.lane.topic
+            if topic not in self._foreign:
+                self._foreign.add(topic)
+                log.warning("message %s of %s, and others from now on, are replays for group %s "
+                            "alone: %s passes them over", delivery.message.id, topic,
+                            delivery.message.headers.text(REPLAY_HEADER), self._group)  # fmt: skip
 
     def _work(self, delivery: Delivery, message: Message) -> Work | None:
         if message.is_replay and Marks.of(message.headers) is not None:
