@@ -61,6 +61,9 @@ class BatchPerformer:
         except Exception as error:  # noqa: BLE001 - nothing was committed
             return self._forfeited(works, outage_of(error))
         except BaseException as error:  # noqa: BLE001
+            if route.batch.batches.whole and len(works) > 1:
+                # Whose fault it was shows when each runs by itself; nothing was committed.
+                return [(work, Apart(single=True)) for work in works]
             ends = self._judge.ends_process(run.current or works[0], error)
             return [(work, Released() if ends else Apart(single=True)) for work in works]
         self._metrics.batch.labels(route.topic).observe(len(ready))

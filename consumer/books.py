@@ -77,6 +77,12 @@ class Books:
             self.ledger.failed(*work.identity, error)
         work.known = True
 
+    def crashed(self, work: Work) -> None:
+        """Count that *work* by itself has ended the process."""
+        with translated():
+            self.ledger.crashed(*work.identity)
+        work.known = True
+
     def alone(self, work: Work, owner: str) -> None:
         """Mark that *work* runs with nothing beside it."""
         with translated():

@@ -96,11 +96,20 @@ class Judge:
         return self._parked(work)
 
     def ends_process(self, work: Work, error: BaseException) -> bool:
-        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so."""
+        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so.
+
+        Signals reach the main thread, never a handler: this is the handler's own doing, and it
+        would do so after each restart. So it counts as a crash, and enough of them are poison.
+        """
         if isinstance(error, Exception | asyncio.CancelledError):
             return False
         log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
                      "acknowledged", work.message.id, error)  # fmt: skip
+        if self._books is not None:
+            try:
+                self._books.crashed(work)
+            except DependencyDown as outage:
+                log.error("that crash is not counted: %s", outage)  # noqa: TRY400
         self._clean(work)
         self._stop(error)
         return True
