@@ -18,7 +18,7 @@ from holdfast.dlq import closed
 from holdfast.dlq.letter import dead_letter_id
 from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import message as letters
-from holdfast.errors import DependencyDown
+from holdfast.errors import DependencyDown, StaleDelivery
 from holdfast.idempotency import Inbox, Ledger
 from holdfast.transactions import transact
 
@@ -203,6 +203,7 @@ class QuarantineHome:
         if connection is not None or work is None:
             self._home.put(letter, connection)
             return
+        require_ours(work)
         self._books.bury(work, letter, self._home.put)
         work.letter = letter
 
@@ -218,11 +219,19 @@ class NotingHome:
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable."""
-        with self._lock:
-            self._home.put(letter, connection)
         work = current_work.get()
         if work is not None:
+            require_ours(work)
+        with self._lock:
+            self._home.put(letter, connection)
+        if work is not None:
             work.letter = letter
+
+
+def require_ours(work: Work) -> None:
+    """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
+    if work.dropped:
+        raise StaleDelivery(f"message {work.message.id} belongs to another member now")
 
 
 def key_of(work: Work) -> HeldKey:

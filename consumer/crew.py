@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.consumer.daemons import DaemonThreads
 from holdfast.consumer.pools import Turn
 from holdfast.consumer.work import Released, Verdict, Work
 
@@ -160,7 +161,7 @@ class Crew:
             task = loop.create_task(self._perform(work), context=work.context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            work.task = lambda: loop.call_soon_threadsafe(task.cancel)
+            work.task = lambda: _cancel(loop, task)
 
         loop.call_soon_threadsafe(begin)
 
@@ -177,16 +178,20 @@ class Crew:
         assert self._loop is not None  # noqa: S101
         asyncio.set_event_loop(self._loop)
         # One for each task, or those that wait for a lock could keep its holder from going on.
-        self._loop.set_default_executor(
-            ThreadPoolExecutor(self._most_tasks, thread_name_prefix="holdfast-async")
-        )
+        self._loop.set_default_executor(DaemonThreads(self._most_tasks, "holdfast-async"))
         self._loop.run_forever()
         for farewell in self._farewells:
             self._loop.run_until_complete(farewell())
-        self._loop.close()
+        if not self._tasks:  # else a thread may still report to it, and must not fail at that
+            self._loop.close()
 
     def _end_loop(self) -> None:
         assert self._loop is not None  # noqa: S101
         for task in self._tasks:
             task.cancel()
         self._loop.call_later(0.2 if self._tasks else 0.0, self._loop.stop)
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    with suppress(RuntimeError):  # the loop has ended, and the task with it
+        loop.call_soon_threadsafe(task.cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,6 +74,14 @@ def handler_of(function: Any) -> Handler:
     return Handler((), function)
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def check_memory(plan: Plan) -> None:
     """Refuse a dedup layer in a consumer without a database, where it has no memory."""
     for layer in plan.layers:
@@ -90,12 +99,7 @@ def _check(function: Any) -> None:
     """Refuse what cannot be a handler, and say what to write instead."""
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError(f"a handler is a function, not {function!r}")
-    if not hasattr(function, "__qualname__") or not hasattr(function, "__module__"):
-        raise ConfigurationError(
-            f"{function!r} has no name, under which it would be remembered what it handled: write "
-            "a def that calls it, and register that"
-        )
-    name = function.__qualname__
+    name = name_of(function).rpartition("<locals>.")[2]
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"{name}() is a generator: called, it returns before its body runs, and every message "

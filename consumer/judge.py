@@ -82,12 +82,11 @@ class Judge:
         assert call is not None  # noqa: S101
         error, work.attempt = call.error, call.attempt
         self._metrics.count(work.route.topic, "failed")
-        if error is not None and work.route.outage.blamed(error) is not None:
+        if error is not None and work.route.outage.excuses(work, error):
             work.unproven += 1  # it may turn out to be an outage
         else:
             self._tally.add("failed")
-            if self._books is not None:
-                self._books.failed(work, error or RuntimeError("the result was refused"))
+            self._blame(work, error or RuntimeError("the result was refused"))
         if not self._parks(work, later.delay) or self._books is None:
             work.later = later
             return Wait(later.delay)
@@ -136,14 +135,18 @@ class Judge:
         self._tally.add("failed")
         self._metrics.count(work.route.topic, "failed")
         work.attempt += 1
-        if self._books is not None:
-            self._books.failed(work, error)
+        self._blame(work, error)
         self._clean(work)
         delay = self._settings.backoff.delay(work.attempt - 1) or self._settings.backoff.ceiling
         if not self._parks(work, delay) or self._books is None:
             return Wait(delay)
         self._books.postpone(work, delay, error)
         return self._parked(work)
+
+    def _blame(self, work: Work, error: BaseException) -> None:
+        """Count a failed attempt, unless the message belongs to somebody else by now."""
+        if self._books is not None and not work.dropped:
+            self._books.failed(work, error)
 
     def down(self, work: Work, error: BaseException) -> Verdict:
         """Wait for what is down; no attempt is counted, also not those that led to this."""

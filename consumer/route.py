@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.circuit import Breaker, Circuit
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
-from holdfast.consumer.fitness import Returned, check_memory, handler_of
+from holdfast.consumer.fitness import Returned, check_memory, handler_of, name_of
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
+from holdfast.consumer.witness import Witness
 from holdfast.errors import ConfigurationError
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
@@ -69,6 +70,7 @@ class Routing:
         self._home = home
         self._outbox = Outbox(source=group)
         self._async_engine: Any = None
+        self._witness = Witness(clock)
 
     def route(
         self, topic: str, function: Callable[..., Any], batches: Batches | None = None
@@ -76,12 +78,12 @@ class Routing:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = handler_of(function)
         bare = handler.plan.function
+        name = name_of(bare)
         whole = batches is not None and batches.whole
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
-        outage = Outage(circuits)
-        name = f"{bare.__module__}.{bare.__qualname__}"
+        outage = Outage(circuits, self._witness)
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
         layers = sorted(

@@ -67,6 +67,7 @@ class Runtime:
         self._next_lag = 0.0
         self._uncorrelated: set[str] = set()
         self._foreign: set[str] = set()
+        self._drained = False
         self.stopping = threading.Event()
         self.hurry = threading.Event()
         self.last_poll = clock.monotonic()
@@ -139,6 +140,7 @@ class Runtime:
                 break
             self.step(0.2)
         left = self._lanes.running()
+        self._drained = True  # whoever is not ready by now is not waited for again
         if left:
             log.error(
                 "%d handlers did not finish in time, their messages are not acknowledged: %s",
@@ -286,7 +288,8 @@ class Runtime:
         """Finish what runs of *lanes* within a bound, settle it, and let the rest go."""
         gone = set(lanes)
         self._lanes.freeze(gone)
-        until = self._clock.monotonic() + self._settings.revoke_seconds
+        patience = 0.0 if self._drained else self._settings.revoke_seconds
+        until = self._clock.monotonic() + patience
         with self._lanes.idle:
             while self._lanes.running(gone):
                 left = until - self._clock.monotonic()

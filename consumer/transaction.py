@@ -12,6 +12,7 @@ from holdfast.classification import classify
 from holdfast.consumer.session import HandlerSession
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import require_live
+from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
@@ -78,23 +79,22 @@ class Transaction(Layer):
 
     async def enter_async(self, call: Call) -> None:
         """Begin in a thread; one that is cancelled meanwhile leaves no transaction open."""
-        beginning = asyncio.ensure_future(asyncio.to_thread(self.enter, call))
+        call.session = None
         try:
-            await asyncio.shield(beginning)
+            await to_the_end(self.enter, call)
         except asyncio.CancelledError:
-            await asyncio.wait([beginning])
-            if beginning.exception() is None:
-                session, call.session = call.session, None
-                await asyncio.to_thread(session.end, commit=False)
+            session, call.session = call.session, None
+            if session is not None:
+                await to_the_end(session.end, commit=False)
             raise
 
     async def leave_async(self, call: Call) -> None:
         """Commit in a thread, and to the end even if the task is cancelled meanwhile."""
-        await asyncio.shield(asyncio.to_thread(self.leave, call))
+        await to_the_end(self.leave, call)
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Roll back in a thread."""
-        await asyncio.shield(asyncio.to_thread(self.fail, call, error))
+        await to_the_end(self.fail, call, error)
 
 
 class AsyncTransaction(Layer):

@@ -39,6 +39,10 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     suspect: bool = False
     outages: int = 0
     """How often in a row it was given up because something was down."""
+    failed_at: float = 0.0
+    """When a dependency failed it last, by the monotonic clock."""
+    overtaken: int = 0
+    """How many of these failures came after that dependency had served another message."""
     waits_for: str | None = None
     """Why it waits: for people."""
     call: Call | None = None
@@ -60,7 +64,13 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     @property
     def is_apart(self) -> bool:
         """Whether it may not run in a batch."""
-        return self.single or self.suspect or self.row is not None or self.later is not None
+        return (
+            self.single
+            or self.suspect
+            or self.row is not None
+            or self.later is not None
+            or self.message.is_replay
+        )
 
     @property
     def identity(self) -> tuple[str, str]:

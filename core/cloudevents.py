@@ -93,6 +93,12 @@ def wire_list(message: Message, prefix: str = "ce_") -> list[Pair]:
     return pairs
 
 
+def text_list(message: Message) -> Sequence[tuple[str, str | bytes | None]]:
+    """Return what `wire_list` returns, with text for bytes where that is at hand."""
+    texts = message.texts if isinstance(message, Staged) else None
+    return wire_list(message) if texts is None else texts
+
+
 def _unstaged(staged: Staged) -> Message:
     return from_wire(
         topic=staged.topic,

@@ -63,6 +63,8 @@ class LeaseEngine:
         self._pass = TablePass(self._engine, self._leases, batch=batch)
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
         self._flight: Flight | None = None
+        self._deleter = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
+        self._deleting: Future[None] | None = None
 
     @property
     def shards(self) -> int:
@@ -108,7 +110,7 @@ class LeaseEngine:
             parked += self._parking.refuse(self._leases, refused)
         if rows:
             self._send(rows)
-        self._delete(outcome.done)  # while the next batch is on its way
+        self._delete_meanwhile(outcome.done)
         done = done.plus(Step(published=len(outcome.done), parked=len(outcome.refused) + parked))
         if self._pass.ended:
             done = done.plus(self._settle_flight())
@@ -128,7 +130,8 @@ class LeaseEngine:
         flight, self._flight = self._flight, None
         outcome = sort_out(flight.rows, flight.results.result())
         if outcome.outage is not None:
-            self._delete(outcome.done)
+            self._delete_meanwhile(outcome.done)
+            self._deleted()
         self._parking.refuse(self._leases, outcome.refused)
         if outcome.outage is not None:
             raise outcome.outage
@@ -137,13 +140,32 @@ class LeaseEngine:
     def _settle_flight(self) -> Step:
         """Wait for the batch in flight and delete what the broker took of it."""
         outcome = self._landed()
-        self._delete(outcome.done)
+        self._delete_meanwhile(outcome.done)
+        self._deleted()
         return Step(published=len(outcome.done), parked=len(outcome.refused))
 
-    def _delete(self, seqs: Sequence[int]) -> None:
+    def _delete_meanwhile(self, seqs: Sequence[int]) -> None:
+        """Delete *seqs* while the next batch is read and published; one deletion at a time.
+
+        A pass does not see what is deleted during it, and what was not deleted when it ends
+        is waited for before the next begins, so nothing is read twice. SQLite has one writer
+        for all and gains nothing by it.
+        """
+        self._deleted()
         if not seqs:
             return
+        if self._engine.dialect.name == "sqlite":
+            self._delete(seqs)
+        else:
+            self._deleting = self._deleter.submit(self._delete, seqs)
 
+    def _deleted(self) -> None:
+        """Return once nothing is being deleted; what went wrong with it is raised here."""
+        deleting, self._deleting = self._deleting, None
+        if deleting is not None:
+            deleting.result()
+
+    def _delete(self, seqs: Sequence[int]) -> None:
         def delete(db: Connection) -> None:
             if not self._leases.holds(db):
                 raise LeaseLost
@@ -156,6 +178,9 @@ class LeaseEngine:
         flight, self._flight = self._flight, None
         if flight is not None and not flight.results.cancel():
             flight.results.exception()  # nothing may be on its way when the next one begins
+        deleting, self._deleting = self._deleting, None
+        if deleting is not None:
+            deleting.exception()  # it failed: its rows are read again
         self._pass.end()
 
     def close(self) -> None:
@@ -165,6 +190,7 @@ class LeaseEngine:
         finally:
             self._pass.end()
             self._publisher.shutdown()
+            self._deleter.shutdown()
             self._leases.release()
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.outbox.rows import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection
+
+_row: Callable[[Any], Row] = partial(tuple.__new__, Row)  # Row._make is the same in Python, slower
 
 
 def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Row]:
     """Return the rows that *command* finds; its columns are those of `Row`."""
     with _in_binary(db):
         cursor: Any = db.execute(command, where).cursor
-        return list(map(Row._make, cursor.fetchall()))
+        return list(map(_row, cursor.fetchall()))
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from sqlalchemy import insert
+import msgspec
+from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError, InvalidMessage
@@ -18,6 +20,7 @@ from holdfast.sql import statements
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
+    from sqlalchemy import ColumnClause, TextClause
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     Async = AsyncSession | AsyncConnection
 
 Statement = TypeVar("Statement", bound="UpdateBase")
+_ATTACHED = ("aggregatetype", "aggregateid", "type", "shard")
+_NOTHING: ColumnClause[Any] = column("nothing")  # a CTE of text must name what it returns
+_json = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +112,13 @@ class Outbox:
         wanted = Event(body=event, topic=topic, **options)
         if wanted.delay is not None or self._ordered:
             raise ConfigurationError("attach() takes no delay and no ordered=True: use add()")
-        staging = insert(outbox).values(values(self._message(wanted)))
-        return statement.add_cte(staging.cte("holdfast_event"))
+        row = values(self._message(wanted))
+        staging = _attached().bindparams(
+            holdfast_event=_json([str(row["id"]), *(row[name] for name in _ATTACHED)]).decode(),
+            holdfast_headers=_json(row["headers"]).decode(),
+            holdfast_payload=row["payload"],
+        )
+        return statement.add_cte(staging.columns(_NOTHING).cte("holdfast_event"))
 
     def _message(self, event: Event) -> Message:
         if event.delay is not None and not event.delay >= 0:
@@ -165,6 +176,20 @@ def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
     keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
     for key in sorted(keys):  # sorted: two writers never wait for each other
         session.execute(lock, {"key": key})
+
+
+@cache
+def _attached() -> TextClause:
+    """Return the statement of `attach`: few parameters, for each costs SQLAlchemy much time.
+
+    The headers stay apart: PostgreSQL takes no JSON apart that holds a zero character.
+    """
+    command = statements("holdfast.outbox", "postgresql")["attach"]
+    return command.bindparams(
+        bindparam("holdfast_event", type_=Text),
+        bindparam("holdfast_headers", type_=Text),
+        bindparam("holdfast_payload", type_=LargeBinary),
+    )
 
 
 def _dialect(session: Any) -> str:

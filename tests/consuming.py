@@ -34,7 +34,8 @@ class Bench:
     """One broker, one database, and what is to be seen in them."""
 
     def __init__(self, folder: Path, url: str, *, group: str = "g", database: bool = True) -> None:
-        self.broker = connect(f"sqlite:///{folder}/broker.db?session=5")
+        self.broker_file = f"{folder}/broker.db"
+        self.broker = connect(f"sqlite:///{self.broker_file}?session=5")
         self.engine = open_database(url)
         create_tables(self.engine)
         _tables.create_all(self.engine)

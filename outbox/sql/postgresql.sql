@@ -45,3 +45,9 @@ SELECT min(due) - extract(epoch FROM clock_timestamp()) FROM holdfast_outbox_del
 SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))
 -- name: now
 SELECT extract(epoch FROM clock_timestamp()) AS now
+-- name: attach
+INSERT INTO holdfast_outbox
+    (id, aggregatetype, aggregateid, type, shard, headers, payload)
+SELECT CAST(e ->> 0 AS uuid), e ->> 1, e ->> 2, e ->> 3, CAST(e ->> 4 AS smallint),
+    CAST(:holdfast_headers AS json), CAST(:holdfast_payload AS bytea)
+FROM (SELECT CAST(:holdfast_event AS json) AS e) AS one

@@ -34,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import new_id
 from holdfast.message import Message
+from holdfast.outbox.rows import Row, staged, values
 from holdfast.ports import Delivery, Lane
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.urls import BrokerUrl
@@ -390,6 +391,26 @@ def test_records_of_others_are_taken(broker: KafkaBroker, topic: str, kafka: Kaf
     assert first.message.headers.pairs == tuple(headers)
     assert (second.message.key, second.message.payload) == (b"order-7", None)
     assert first.message.id != second.message.id
+
+
+def test_headers_of_staged_events_travel_whole(broker: KafkaBroker, topic: str) -> None:
+    """Also those with a zero character, where a client would cut text, and raw bytes."""
+    own: list[Any] = [("text", "ü"), ("zero", "a\x00b"), ("raw", b"\xff\x00"), ("none", None)]
+    sent = [Message.new(topic, b"x", key="k", headers=[pair]) for pair in own]
+    _publish(broker, [_staged(message) for message in sent])
+    source = broker.source([topic], group="g-" + topic)
+    found = [delivery.message for delivery in _take(source, len(sent))]
+    source.close()
+    assert [message.headers.pairs for message in found] == [m.headers.pairs for m in sent]
+    assert [message.id for message in found] == [message.id for message in sent]
+
+
+def _staged(message: Message) -> Message:
+    """Return *message* as a relay reads it from the outbox."""
+    row = values(message)
+    row["headers"] = msgspec.json.encode(row["headers"]).decode()
+    topic, key, shard = row.pop("aggregatetype"), row.pop("aggregateid"), row.pop("shard")
+    return staged(Row(**{**row, "id": str(row["id"])}, seq=1, shard=shard, topic=topic, key=key))
 
 
 def test_accepts_are_committed_by_polling_alone(connect: Opener, scheme: str) -> None:

@@ -196,6 +196,33 @@ def test_an_event_can_ride_on_the_statement_that_it_tells_of(postgres: Postgres)
     engine.dispose()
 
 
+def test_an_attached_event_is_the_row_that_an_added_one_is(postgres: Postgres) -> None:
+    """Whatever is in it: no key, bytes that are no text, quotes, a zero character."""
+    engine = open_database(postgres.database("staging_attached"))
+    create_tables(engine)
+    tables.create_all(engine)
+    headers = {"plain": 'it\'s "quoted" – ü', "raw": b"\xff\x00", "zero": "a\x00b", "none": None}
+    told: Any = {"topic": "orders", "type": "Ö'\"}", "headers": headers}
+    with engine.begin() as db:
+        for n, key in enumerate((None, "", "k'ü\"")):
+            Outbox().add(db, b"\x00\xff", key=key, **told)
+            db.execute(Outbox().attach(insert(orders).values(id=n), b"\x00\xff", key=key, **told))
+    with engine.connect() as db:
+        rows = db.execute(select(outbox).order_by(outbox.c.seq)).mappings().all()
+    assert len(rows) == 6
+    for added, attached in zip(rows[::2], rows[1::2], strict=True):
+        for name in ("aggregatetype", "aggregateid", "type", "payload"):
+            assert attached[name] == added[name]
+        assert _lasting(attached["headers"]) == _lasting(added["headers"])
+        assert attached["shard"] == shard_of("orders", added["aggregateid"], str(attached["id"]))
+    engine.dispose()
+
+
+def _lasting(headers: list[list[Any]]) -> list[list[Any]]:
+    made = ("ce_id", "ce_time", "ce_correlationid")
+    return [pair for pair in headers if pair[0] not in made]
+
+
 def test_async_sessions_and_connections_are_awaited(postgres: Postgres) -> None:
     """The same call serves both colours."""
     url = postgres.database("staging_async")

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
 from holdfast.brokers.kafka.sizes import wire_size
-from holdfast.cloudevents import wire_list
+from holdfast.cloudevents import text_list
 from holdfast.errors import (
     BrokerDown,
     HoldfastError,
@@ -95,7 +95,7 @@ class ConfluentProducer:
             try:
                 produce(
                     message.topic, message.payload, message.key, -1, reports[index],
-                    None, 0, wire_list(message),
+                    None, 0, text_list(message),
                 )  # fmt: skip
             except BufferError:
                 self._produce_late(message, reports[index], until)
@@ -120,7 +120,7 @@ class ConfluentProducer:
 
     def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
         """Produce although the queue is full: wait for room, and serve reports meanwhile."""
-        headers: Any = wire_list(message)
+        headers: Any = text_list(message)
         while True:
             if self._clock.monotonic() > until:
                 raise BrokerDown("publishing: Kafka takes no more messages")
