@@ -60,6 +60,7 @@ class Assembly:
     ) -> None:
         self._broker, self._group, self._routes = broker, group, routes
         self._books, self._home, self._owner = books, home, owner
+        self.routes, self.home = routes, home
         self._settings, self._clock = settings, clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
@@ -164,6 +165,7 @@ class Assembly:
         attempt = 0
         while True:
             attempt += 1
+            self.runtime.pulse = self._clock.monotonic()
             try:
                 return job()
             except (BrokerDown, DatabaseDown) as error:
@@ -174,6 +176,8 @@ class Assembly:
                     and not is_outage(cause, connecting=True)
                 ):
                     raise  # it answers, and refuses
+                if isinstance(error, BrokerDown):
+                    self.runtime.broker_down = str(error)
                 log.error("the %s is down, the consumer waits for it: %s", what, error)  # noqa: TRY400
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):

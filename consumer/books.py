@@ -16,6 +16,7 @@ from holdfast.consumer.transaction import DatabaseDown
 from holdfast.consumer.work import current_work
 from holdfast.dlq import closed
 from holdfast.dlq.letter import dead_letter_id
+from holdfast.dlq.overtaking import open_letters, overtake
 from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import message as letters
 from holdfast.errors import DependencyDown, StaleDelivery
@@ -23,7 +24,7 @@ from holdfast.idempotency import Inbox, Ledger
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -51,9 +52,13 @@ class Books:
     def __init__(self, engine: Engine, group: str, settings: Settings, clock: Clock) -> None:
         self.engine = engine
         self.held = Held(group)
+        self._group = group
         self.ledger = Ledger(engine, clock=clock, owner_seconds=settings.takeover_seconds)
         self.held_total = 0
         """How many messages are parked, as last counted."""
+        self.burials = 0
+        """How many dead letters this process has stored."""
+        self._counting = threading.Lock()
         self._settings = settings
         self._clock = clock
 
@@ -168,6 +173,49 @@ class Books:
             from holdfast.dlq.replay.outcomes import confirmed
 
             confirmed(db, work.message, clock=self._clock)
+        elif work.message.key is not None and not (work.call and work.call.duplicate):
+            self._overtake(db, work)
+
+    def look_ahead(self, db: Connection, works: Sequence[Work], burials: int) -> None:
+        """Write onto *works* which open dead letters of their keys they would go ahead of."""
+        by_topic: dict[str, dict[bytes, list[Work]]] = {}
+        for work in works:
+            work.burials = burials
+            if work.message.key is not None and not work.message.is_replay:
+                keys = by_topic.setdefault(work.route.topic, {})
+                keys.setdefault(work.message.key, []).append(work)
+        self._look_back(db, works)
+        for topic, keys in sorted(by_topic.items()):
+            found = open_letters(db, self._group, topic, keys)
+            for key, mine in keys.items():
+                for work in mine:
+                    work.passes = found.get(key, ())
+
+    def _look_back(self, db: Connection, works: Iterable[Work]) -> None:
+        """Write onto replayed *works* whether an earlier one of their key failed again."""
+        replayed = [work for work in works if work.message.is_replay]
+        if not replayed:
+            return
+        from holdfast.dlq.replay.outcomes import held_back
+
+        found = held_back(db, [work.message for work in replayed])
+        for work in replayed:
+            work.held_back = work.message.id in found
+
+    def is_held_back(self, work: Work) -> bool:
+        """Whether the replayed *work* must stay a dead letter; looked up before it is run."""
+        if work.burials != self.burials:  # perhaps the message before it
+            burials = self.burials
+            self.run(lambda db: self.look_ahead(db, [work], burials))
+        return work.held_back
+
+    def _overtake(self, db: Connection, work: Work) -> None:
+        """Note which dead letters of its key *work* went ahead of, also the latest ones."""
+        if work.burials != self.burials:
+            self.look_ahead(db, [work], self.burials)
+        if work.passes:
+            origin = work.delivery if work.row is None else work.row.origin
+            overtake(db, work.passes, work.message, origin, clock=self._clock)
 
     def confirm_all(self, db: Connection, works: list[Work]) -> None:
         """Note in the one transaction of their effects that *works* were handled."""
@@ -186,6 +234,12 @@ class Books:
                 )
 
         self.run(write)
+        self.buried()
+
+    def buried(self) -> None:
+        """Count a dead letter: what was looked up about open ones before is out of date."""
+        with self._counting:
+            self.burials += 1
 
 
 class QuarantineHome:
@@ -196,15 +250,18 @@ class QuarantineHome:
     def __init__(self, books: Books, home: Any) -> None:
         self._books = books
         self._home = home
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable and its key is held."""
         work = current_work.get()
-        if connection is not None or work is None:
-            self._home.put(letter, connection)
-            return
-        require_ours(work)
-        self._books.bury(work, letter, self._home.put)
+        with _watched(self):
+            if connection is not None or work is None:
+                self._home.put(letter, connection)
+                return
+            require_ours(work)
+            self._books.bury(work, letter, self._home.put)
         work.letter = letter
 
 
@@ -216,16 +273,29 @@ class NotingHome:
     def __init__(self, home: Any) -> None:
         self._home = home
         self._lock = threading.Lock()  # threads do not share a sink
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable."""
         work = current_work.get()
         if work is not None:
             require_ours(work)
-        with self._lock:
+        with self._lock, _watched(self):
             self._home.put(letter, connection)
         if work is not None:
             work.letter = letter
+
+
+@contextmanager
+def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
+    """Note at *home* whether the letter could be written."""
+    try:
+        yield
+    except DependencyDown as error:
+        home.down = str(error)
+        raise
+    home.down = None
 
 
 def require_ours(work: Work) -> None:

@@ -56,6 +56,8 @@ class Clerk:
         self._thread = threading.Thread(target=self._run, name="holdfast-clerk", daemon=True)
         self._busy = False
         self._next_chores = 0.0
+        self.pulse = clock.monotonic()
+        """When it last began to do something."""
         self.down: str | None = None
         """Why the database cannot be used, None while it can."""
 
@@ -121,6 +123,7 @@ class Clerk:
         attempt = 0
         while True:
             attempt += 1
+            self.pulse = self._clock.monotonic()
             try:
                 job()
             except HoldfastError as error:
@@ -149,6 +152,7 @@ class Clerk:
     def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:
         ready: list[Work] = []
         held: set[LaneKey] = set()
+        burials = self._books.burials
         by_consumer: dict[str, list[Work]] = {}
         for work in works:
             if not work.dropped:
@@ -158,6 +162,7 @@ class Clerk:
             ids = [work.message.id for work in taken]
             self._books.ledger.starting(consumer, ids, self._owner, connection=db)
             held |= self._held(db, taken)
+            self._books.look_ahead(db, taken, burials)
             ready += taken
         return ready, held
 

@@ -159,8 +159,11 @@ class Consumer:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 
-        def asked(_number: int, _frame: object) -> None:
+        def asked(number: int, _frame: object) -> None:
+            again = assembly.runtime.stopping.is_set()
             assembly.stop()
+            bound = f"finishing what is in hand, for at most {self.settings.drain_seconds:g} s"
+            log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 
         previous = {
             number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)

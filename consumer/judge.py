@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
+from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Later
 
@@ -67,6 +68,10 @@ class Judge:
 
     def done(self, work: Work, *, duplicate: bool) -> Verdict:
         """Note that the way of *work* has ended: its effect is there, or its dead letter."""
+        if work.letter is None and work.call is not None:
+            work.letter = dead_lettered(work.call)  # put into a home of the user's own
+            if work.letter is not None and self._books is not None:
+                self._books.buried()
         dead = work.letter is not None
         note_outcome(work.route.limit, dead=dead)
         outcome = "dead_lettered" if dead else "duplicates" if duplicate else "handled"
@@ -189,6 +194,10 @@ class Judge:
     def _parks(self, work: Work, delay: float) -> bool:
         """Whether so long a wait is spent in the database."""
         if self._books is None or not self._settings.parks:
+            return False
+        # A parked replay would queue behind newer messages of its key, and be overtaken by the
+        # replays that follow it.
+        if work.message.is_replay:
             return False
         return delay > self._settings.patience and not work.dropped
 

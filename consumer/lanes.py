@@ -174,6 +174,13 @@ class Lanes:
             self._move_on()
             self.idle.notify_all()
 
+    def forsake(self, work: Work) -> None:
+        """Note that somebody else has *work*: whatever comes of it here is not settled."""
+        with self._lock:
+            if not work.dropped and work.delivery is not None:
+                work.dropped = True
+                self._tray.went(work.delivery)
+
     def stop(self) -> None:
         """Issue nothing more; what runs may finish."""
         with self._lock:

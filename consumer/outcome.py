@@ -12,6 +12,8 @@ class Ending(Enum):
     HANDLED = "handled"
     DUPLICATE = "duplicate"
     DEAD_LETTERED = "dead-lettered"
+    HELD_BACK = "held-back"
+    """A replayed message that stays a dead letter: an earlier one of its key failed again."""
     FAILED = "failed"
     RELEASED = "released"
 
@@ -26,7 +28,7 @@ class Outcome:
     @property
     def acknowledge(self) -> bool:
         """Whether the message is done with."""
-        return self.ending in (Ending.HANDLED, Ending.DUPLICATE, Ending.DEAD_LETTERED)
+        return self.ending not in (Ending.FAILED, Ending.RELEASED)
 
     @property
     def blame(self) -> bool:

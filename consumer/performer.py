@@ -74,6 +74,11 @@ class Performer:
         books = self._books
         if books is None or work.later is not None:
             return None
+        if work.message.is_replay and books.is_held_back(work):
+            log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
+                        "again", work.message.id)  # fmt: skip
+            self._tally.add("held_back")
+            return Settled()
         if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
             if books.park_behind(work):
                 self._tally.add("parked")

@@ -70,7 +70,9 @@ class Runtime:
         self._drained = False
         self.stopping = threading.Event()
         self.hurry = threading.Event()
-        self.last_poll = clock.monotonic()
+        self.last_poll = self.pulse = clock.monotonic()
+        """When it last polled, and when it last did anything at all, an outage included."""
+        self.subscribed = False
         self.broker_down: str | None = None
 
     def wake(self) -> None:
@@ -94,13 +96,17 @@ class Runtime:
     def step(self, timeout: float = _POLL_SECONDS) -> int:
         """Poll once, hand over what came, settle what is done; return how much came."""
         source = self.source
+        self.pulse = self._clock.monotonic()
         wait = self._lanes.tick()
+        if source.caps.lease is not None:  # they are looked after between two polls
+            timeout = min(timeout, source.caps.lease / 4)
         try:
             self._apply_pauses(source)
             batch = source.poll(
                 self._settings.batch, timeout if wait is None else min(wait, timeout)
             )
-            self.last_poll = self._clock.monotonic()
+            self.last_poll = self.pulse = self._clock.monotonic()
+            self.subscribed = True
             if batch and not self.stopping.is_set():
                 self._take(batch)
             self._lanes.tick()
@@ -247,12 +253,14 @@ class Runtime:
         soon = self._clock.monotonic() + lease / 2
         for work in self._lanes.in_hand():
             delivery = work.delivery
-            if delivery is None or delivery.lease_until is None or delivery.lease_until > soon:
+            if work.dropped or delivery is None:
+                continue
+            if delivery.lease_until is None or delivery.lease_until > soon:
                 continue
             try:
                 source.extend(delivery, lease)
             except StaleDelivery:
-                work.dropped = True
+                self._lanes.forsake(work)
                 log.warning("message %s went to somebody else", work.message.id)
 
     def _look_around(self, source: Source) -> None:

@@ -52,6 +52,8 @@ class Single:
         work = Work(route=self._route, message=message, lane_key=())
         context = contextvars.copy_context()
         try:
+            if self._is_held_back(work):
+                return Outcome(Ending.HELD_BACK)
             call = self._prepared(work)
             context.run(_enter, work)
             context.run(self._route.plan.run, call)
@@ -64,6 +66,8 @@ class Single:
         work = Work(route=self._route, message=message, lane_key=())
         token = current_work.set(work)
         try:
+            if await asyncio.to_thread(self._is_held_back, work):
+                return Outcome(Ending.HELD_BACK)
             call = await asyncio.to_thread(self._prepared, work)
             with handling(message):
                 await self._route.plan.run_async(call)
@@ -72,6 +76,10 @@ class Single:
         finally:
             current_work.reset(token)
         return _done(work, call)
+
+    def _is_held_back(self, work: Work) -> bool:
+        books = self._books
+        return books is not None and work.message.is_replay and books.is_held_back(work)
 
     def _prepared(self, work: Work) -> Call:
         message, books, consumer = work.message, self._books, self._route.consumer

@@ -23,6 +23,8 @@ class Tally:
     """Messages put aside in the database: for a later retry, or behind a held key."""
     skipped: int = 0
     """Replayed messages meant for another group."""
+    held_back: int = 0
+    """Replayed messages left among the dead letters: an earlier one of their key failed again."""
     uncorrelated: int = 0
     """Messages that came without a correlation id."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.consumer.held import HeldRow
     from holdfast.consumer.route import Route
+    from holdfast.dlq.overtaking import OpenLetter
     from holdfast.layer import Call, Later
     from holdfast.message import Message
     from holdfast.ports import Delivery
@@ -50,6 +53,12 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     context: contextvars.Context | None = None
     letter: Any = None
     """The dead letter that it became."""
+    passes: Sequence[OpenLetter] = ()
+    """The open dead letters of its key: a replay must know if it goes ahead of them."""
+    burials: int = -1
+    """How many dead letters this process had stored when `passes` was looked up."""
+    held_back: bool = False
+    """Whether an earlier message of its key failed again in the replay that sent it."""
     dropped: bool = False
     """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
     begun: bool = False

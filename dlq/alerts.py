@@ -9,6 +9,7 @@ from sqlalchemy import or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.groups import Group, Groups, Which
+from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import group, message
 from holdfast.dlq.siblings import look_around
 from holdfast.dlq.tally import fold
@@ -53,12 +54,17 @@ class Alerts:
         return told
 
     def _untold(self, names: Sequence[str]) -> list[str]:
+        # Any of its messages: the first may be closed, and others have used up their retries.
+        alarming = select(message.c.seq).where(
+            message.c.group_id == group.c.group_id,
+            message.c.state == PENDING,
+            message.c.verdict == Verdict.ALERT.value,
+        )
         query = (
             select(group.c.group_id)
-            .join(message, message.c.dlq_id == group.c.sample)
             .where(
                 group.c.group_id.in_(names),
-                message.c.verdict == Verdict.ALERT.value,
+                alarming.exists(),
                 _is_free(self._clock.now().timestamp()),
             )
             .order_by(group.c.first_seen)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.rows import cut, plain
@@ -135,11 +135,15 @@ class Audit:
         )
 
 
-def entries(db: Connection, *, limit: int = 100, subject: str | None = None) -> list[Entry]:
-    """Return the latest entries, newest first."""
+def entries(
+    db: Connection, *, limit: int = 100, subject: str | None = None, actor: str | None = None
+) -> list[Entry]:
+    """Return the latest entries, newest first, whose subject has that part."""
     latest = select(audit).order_by(audit.c.seq.desc()).limit(limit)
     if subject is not None:
-        latest = latest.where(audit.c.subject == subject)
+        latest = latest.where(audit.c.subject.contains(subject, autoescape=True))
+    if actor is not None:
+        latest = latest.where(audit.c.actor == actor)
     return [
         Entry(**{**row, "detail": msgspec.json.decode(row["detail"])})
         for row in db.execute(latest).mappings()
@@ -147,11 +151,21 @@ def entries(db: Connection, *, limit: int = 100, subject: str | None = None) -> 
 
 
 def verify(db: Connection) -> Verdict:
-    """Walk the chain from its origin to the head that was kept apart."""
+    """Walk the chain from its origin to the head that was kept apart.
+
+    Entries that are appended meanwhile are not looked at: the last row is looked up before
+    the head, and an entry brings both, so the head is never behind it.
+    """
+    last = db.execute(select(func.max(audit.c.seq))).scalar() or 0
+    end = db.execute(select(head.c.seq, head.c.hash).where(head.c.name == _CHAIN)).first()
+    seq, kept = (0, ORIGIN) if end is None else (end.seq, end.hash)
     previous, expected = ORIGIN, 1
     while True:
         batch = db.execute(
-            select(audit).where(audit.c.seq >= expected).order_by(audit.c.seq).limit(_BATCH)
+            select(audit)
+            .where(audit.c.seq >= expected, audit.c.seq <= max(seq, last))
+            .order_by(audit.c.seq)
+            .limit(_BATCH)
         ).mappings()
         rows = batch.all()
         for row in rows:
@@ -161,8 +175,6 @@ def verify(db: Connection) -> Verdict:
             previous, expected = row["hash"], expected + 1
         if len(rows) < _BATCH:
             break
-    end = db.execute(select(head.c.seq, head.c.hash).where(head.c.name == _CHAIN)).first()
-    seq, kept = (0, ORIGIN) if end is None else (end.seq, end.hash)
     if seq != expected - 1 or kept != previous:
         number = min(seq + 1, expected) if seq < expected - 1 else expected
         why = f"the chain ends at row {expected - 1}, but its head says row {seq}"

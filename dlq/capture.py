@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +16,6 @@ from holdfast.dlq.letter import (
     Culprit,
     DeadLetter,
     Failure,
-    Governance,
     History,
     Lineage,
     Occurrence,
@@ -25,52 +23,26 @@ from holdfast.dlq.letter import (
     dead_letter_id,
     occurrence_id,
 )
+from holdfast.dlq.origin import NOWHERE, Origin, protected
 from holdfast.dlq.raised import clean, taken_apart, text_of, trace_of, type_name
-from holdfast.dlq.redaction import SCRUBBED, Redaction
-from holdfast.errors import ConfigurationError, DecodeFailed, Remedy
+from holdfast.dlq.redaction import values_at, without
+from holdfast.errors import DecodeFailed, Remedy
 from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
-    from holdfast.dlq.vault import Vault
+    from collections.abc import Callable
+
+    from holdfast.headers import Headers
     from holdfast.message import Message
     from holdfast.ports import Delivery
 
 PLAN_HEADER = "x-replay-plan"
+ID_HEADER = "x-replay-dlq-id"
 COUNT_HEADER = "x-replay-count"
 TOPIC_HEADER = "x-replay-topic"
 _MOST_NAME = 255
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What is the same for every failure of one consumer: who it is, and how it protects data.
-
-    *tenant*, *entity* and *subject* name the header, or with a leading `$.` the payload
-    field, that says whose message it is. *fields* are encrypted by the *vault* with the
-    subject's own key.
-    """
-
-    service_version: str = ""
-    git_sha: str = ""
-    host: str = ""
-    broker: str = ""
-    tenant: str | None = None
-    entity: str | None = None
-    subject: str | None = None
-    redaction: Redaction = SCRUBBED
-    vault: Vault | None = None
-    fields: tuple[str, ...] = ()
-    retention: float | None = None
-    """Seconds for which a closed message is kept; None: as long as the store says."""
-
-    def __post_init__(self) -> None:
-        if self.fields and self.vault is None:
-            raise ConfigurationError("fields are to be encrypted, but no vault holds the keys")
-        if self.fields and self.subject is None:
-            raise ConfigurationError("fields are encrypted per subject: say where it is, subject=…")
-
-
-NOWHERE = Origin()
+_MOST_DIGITS = 10
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def capture(
@@ -90,11 +62,13 @@ def capture(
     Nothing about *message* or *error* makes this fail: texts are cut, cycles end, secrets
     are taken out. An attribute `__holdfast_fingerprint__` of the error groups it explicitly.
     """
+    headers = message.headers
     message, lineage = _original(message)
     at = clock.now()
     host = origin.host or _host()
-    dlq_id = dead_letter_id(group, handler, message)
-    failure = _failure(error, stage, origin.redaction)
+    dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message)
+    hidden = values_at(message.payload, origin.redaction.paths + origin.fields)
+    failure = _failure(error, stage, lambda text: without(origin.redaction.scrub(text), hidden))
     seconds = at.timestamp()
     occurrence = Occurrence(
         id=occurrence_id(dlq_id, at, host, lineage.replay_id),
@@ -104,7 +78,7 @@ def capture(
         host=host,
         replay_id=lineage.replay_id,
     )
-    kept, governance = _protected(message, origin)
+    kept, governance = protected(message, origin)
     if origin.retention is not None:
         expires = seconds + origin.retention
         governance = msgspec.structs.replace(governance, expires_at=expires)
@@ -119,6 +93,7 @@ def capture(
             git_sha=origin.git_sha,
             host=host,
             traceparent=message.traceparent,
+            commutative=origin.commutative,
         ),
         failure=failure,
         history=History(
@@ -158,8 +133,10 @@ def stage_of(error: BaseException) -> Stage:
     return Stage.DESERIALIZE if name.endswith("DecodeError") else Stage.HANDLE
 
 
-def _failure(error: BaseException, stage: Stage | str | None, redaction: Redaction) -> Failure:
-    chain, also = taken_apart(error, redact=redaction.scrub)
+def _failure(
+    error: BaseException, stage: Stage | str | None, redact: Callable[[str], str]
+) -> Failure:
+    chain, also = taken_apart(error, redact=redact)
     explicit = getattr(error, "__holdfast_fingerprint__", None)
     try:
         kind = class_of(error)
@@ -170,7 +147,7 @@ def _failure(error: BaseException, stage: Stage | str | None, redaction: Redacti
         kind=kind,
         chain=chain,
         also=also,
-        explicit=clean(explicit[:_MOST_NAME]) if isinstance(explicit, str) else None,
+        explicit=clean(redact(explicit[:_MOST_NAME])) if isinstance(explicit, str) else None,
         trace=trace_of(chain),
     )
 
@@ -181,12 +158,22 @@ def _original(message: Message) -> tuple[Message, Lineage]:
     if REPLAY_HEADER not in headers:
         return message, Lineage()
     count = headers.text(COUNT_HEADER) or ""
-    lineage = Lineage(
-        replay_id=headers.text(PLAN_HEADER), replay_count=int(count) if count.isdecimal() else 1
-    )
+    known = count.isascii() and count.isdigit() and len(count) < _MOST_DIGITS
+    lineage = Lineage(replay_id=headers.text(PLAN_HEADER), replay_count=int(count) if known else 1)
     marks = {name for name, _ in headers if name.startswith("x-replay-")}
     topic = headers.text(TOPIC_HEADER) or message.topic
     return message.with_(headers=headers.without(marks), topic=topic), lineage
+
+
+def _replayed_id(headers: Headers, group: str) -> str | None:
+    """Return the letter that a replay for *group* sent, if this is one.
+
+    An edited payload or a renamed handler would give it another identity; it is the same.
+    """
+    if headers.text(REPLAY_HEADER) != group:
+        return None
+    dlq_id = headers.text(ID_HEADER) or ""
+    return dlq_id if _UUID.fullmatch(dlq_id) else None
 
 
 def _coordinates(message: Message, delivery: Delivery | None, broker: str) -> Coordinates:
@@ -200,50 +187,6 @@ def _coordinates(message: Message, delivery: Delivery | None, broker: str) -> Co
         stored_at=delivery.timestamp,
         count=delivery.count,
     )
-
-
-def _protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
-    """Return *message* as it may be kept, and what was done to it."""
-    known = _Fields(message)
-    subject = known.find(origin.subject)
-    payload, redacted = origin.redaction.apply(message.payload)
-    sealed: tuple[str, ...] = ()
-    if origin.vault is not None and origin.fields and subject is not None:
-        payload, sealed, gone = origin.vault.seal_or_remove(payload, origin.fields, subject)
-        redacted += gone
-    if payload is not message.payload:
-        message = message.with_(payload=payload)
-    return message, Governance(
-        tenant=known.find(origin.tenant),
-        entity_ref=known.find(origin.entity),
-        subject=subject,
-        redacted=redacted,
-        sealed=sealed,
-    )
-
-
-class _Fields:
-    """Looks up what a header or a payload field says; decodes the payload at most once."""
-
-    def __init__(self, message: Message) -> None:
-        self._message = message
-        self._body: Any = None
-
-    def find(self, name: str | None) -> str | None:
-        """Return the text of *name*, or None."""
-        if name is None:
-            return None
-        if not name.startswith("$."):
-            text = self._message.headers.text(name)
-            return None if text is None else clean(text)[:_MOST_NAME]
-        if self._body is None:
-            self._body = {}
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._body = msgspec.json.decode(self._message.payload or b"{}")
-        value = self._body
-        for part in name[2:].split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return None if value is None else clean(str(value))[:_MOST_NAME]
 
 
 def _host() -> str:

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import and_, insert, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING, cut, plain
+from holdfast.dlq.changes import change_row
+from holdfast.dlq.rows import (
+    CLOSED,
+    CONFIRMED,
+    DISCARDED,
+    PARKED,
+    PENDING,
+    cut,
+    plain,
+)
 from holdfast.dlq.schema import change, message
-from holdfast.dlq.store import change_row
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -72,10 +80,14 @@ def close(
 def reopen(
     connection: Connection, dlq_ids: Iterable[str], *, clock: Clock = SYSTEM_CLOCK
 ) -> list[str]:
-    """Make those of *dlq_ids* that are closed pending again; return them."""
+    """Make those of *dlq_ids* that are parked or discarded pending again; return them.
+
+    A person decided, so each has all its replays again. What was confirmed has been handled.
+    """
     now = clock.now().timestamp()
-    values = {"state": PENDING, "closed_at": None, "closed_by": None, "closed_reason": None}
-    return _moved(connection, dlq_ids, CLOSED, values, "reopened", now)
+    values: dict[str, Any] = {"state": PENDING, "stored_at": now, "replay_count": 0}
+    values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
+    return _moved(connection, dlq_ids, [PARKED, DISCARDED], values, "reopened", now)
 
 
 def _moved(

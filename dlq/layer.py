@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hashlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.plan import Handler
 
 log = logging.getLogger("holdfast.dlq")
+_MOST_REASON = 500
 
 DELIVERY = "delivery"
 """Under this name a runtime keeps the delivery in `call.notes`, for its coordinates."""
@@ -52,10 +54,11 @@ class DeadLetters(Layer):
         group: str | None = None,
         classify: Classify | None = None,
         origin: Origin = NOWHERE,
+        commutative: bool = False,
     ) -> None:
         self.home = home
         self.group = group
-        self.origin = origin
+        self.origin = replace(origin, commutative=True) if commutative else origin
         self._classify = recognise if classify is None else classify
         self._handler = ""
 
@@ -119,7 +122,11 @@ class DeadLetters(Layer):
         except HoldfastError:
             raise
         except Exception as error:
-            raise DependencyDown(f"dead letter {letter.dlq_id} cannot be stored") from error
+            raise DependencyDown(
+                f"dead letter {letter.dlq_id} cannot be stored: {type(error).__name__}: {error}"[
+                    :_MOST_REASON
+                ]
+            ) from error
         call.notes[LETTER] = letter
         log.warning(
             "message %s is dead-lettered as %s: %s", letter.message.id, letter.dlq_id,
@@ -148,13 +155,16 @@ def dead_letter(
     group: str | None = None,
     classify: Classify | None = None,
     origin: Origin = NOWHERE,
+    commutative: bool = False,
 ) -> DeadLetters:
     """Put aside what the decorated function finally fails to handle.
 
     *home* is a `StoreHome` or `TopicHome`; under a `Consumer` it may be left out. *classify*
     replaces the judgement of errors; *origin* says version, tenant and what to redact.
+    *commutative* declares that the messages of a key may take effect in any order: a replay
+    then sends one also when a newer one of its key was handled.
     """
-    return DeadLetters(home, group=group, classify=classify, origin=origin)
+    return DeadLetters(home, group=group, classify=classify, origin=origin, commutative=commutative)
 
 
 def dead_lettered(call: Call) -> DeadLetter | None:

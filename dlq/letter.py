@@ -79,6 +79,8 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     git_sha: str = ""
     host: str = ""
     traceparent: str | None = None
+    commutative: bool = False
+    """Whether the handler was declared so: its messages of a key may take effect in any order."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,9 +10,10 @@ from sqlalchemy import func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.changes import change_row
 from holdfast.dlq.rows import PENDING, fingerprint_of, group_of, letter_of
 from holdfast.dlq.schema import change, group, message, regrouped
-from holdfast.dlq.store import change_row, ensure_group, insert_ignoring
+from holdfast.dlq.store import ensure_group, insert_ignoring
 from holdfast.dlq.tally import fold
 from holdfast.dlq.transactions import committed
 

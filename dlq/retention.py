@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy import and_, column, delete, func, inspect, or_, select, table
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
-from holdfast.dlq.rows import CLOSED, PENDING
-from holdfast.dlq.schema import hour, message, revision
+from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.rows import CLOSED, PARKED, PENDING
+from holdfast.dlq.schema import hour, message, overtaken, revision
 from holdfast.dlq.tally import HOUR, fold
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 DAY = 86_400.0
 _BATCH = 500
 _HOURS_KEPT = 24 * 90
+# The consumer's, which may be in this database or not.
+_HELD = table("holdfast_held_key", column("dlq_id"))
 
 
 def prune(
@@ -32,8 +35,10 @@ def prune(
 ) -> int:
     """Delete what was closed more than *older_than* seconds ago; return how many.
 
-    A message's own `expires_at` makes it leave sooner or later than that, but never before
-    it is closed. Each batch is a short transaction with its audit entry.
+    What the loop cap parked waits for a person, and stays. So does a letter that a consumer
+    still holds a key for: only the letter can let it go. A message's own `expires_at` makes
+    it leave sooner or later than that, but never before it is closed. Each batch is a short
+    transaction with its audit entry.
     """
     if older_than < 0:
         raise ConfigurationError(f"older than {older_than:g} s: use 0 or more")
@@ -52,15 +57,31 @@ def prune(
     return deleted
 
 
-def _prune_batch(
-    db: Connection, now: float, older_than: float, warrant: Warrant, clock: Clock
-) -> int:
+def prunable(engine: Engine, *, older_than: float, clock: Clock = SYSTEM_CLOCK) -> int:
+    """Return how many `prune` would delete now."""
+    with engine.connect() as db:
+        wanted = _over(db, clock.now().timestamp(), older_than)
+        query = select(func.count()).select_from(message).where(*wanted)
+        return int(db.execute(query).scalar_one())
+
+
+def _over(db: Connection, now: float, older_than: float) -> list[Any]:
     over = or_(
         and_(message.c.expires_at.is_(None), message.c.closed_at < now - older_than),
         message.c.expires_at < now,
     )
+    decided = or_(message.c.state != PARKED, message.c.closed_by != SYSTEM)
+    wanted = [message.c.state.in_(CLOSED), decided, over]
+    if inspect(db).has_table(_HELD.name):
+        wanted.append(~select(_HELD.c.dlq_id).where(_HELD.c.dlq_id == message.c.dlq_id).exists())
+    return wanted
+
+
+def _prune_batch(
+    db: Connection, now: float, older_than: float, warrant: Warrant, clock: Clock
+) -> int:
     # Looked up first and locked by name, so that only what goes is locked.
-    old = select(message.c.dlq_id).where(message.c.state.in_(CLOSED), over).limit(_BATCH)
+    old = select(message.c.dlq_id).where(*_over(db, now, older_than)).limit(_BATCH)
     names = sorted(db.execute(old).scalars())
     locked = (
         select(message.c.dlq_id)
@@ -70,7 +91,8 @@ def _prune_batch(
     )
     ids = list(db.execute(locked).scalars()) if names else []
     if ids:
-        db.execute(delete(revision).where(revision.c.dlq_id.in_(ids)))
+        for beside in (revision, overtaken):
+            db.execute(delete(beside).where(beside.c.dlq_id.in_(ids)))
         db.execute(delete(message).where(message.c.dlq_id.in_(ids)))
         detail = {"count": len(ids), "first": ids[0], "last": ids[-1]}
         Audit(clock=clock).append(db, warrant, "prune", "closed messages", detail)

@@ -122,6 +122,17 @@ revision = Table(
 )
 """Edits of a dead letter, from 1; the original stays as it is."""
 
+overtaken = Table(
+    "holdfast_dlq_overtaken",
+    metadata,
+    Column("dlq_id", _name(36), primary_key=True),
+    Column("message_id", _name(), nullable=False),
+    Column("lane", Integer),
+    Column("position", _name(64)),
+    Column("handled_at", Double, nullable=False),
+)
+"""The first newer event of a dead letter's key that was handled before it: which, and when."""
+
 group = Table(
     "holdfast_dlq_group",
     metadata,

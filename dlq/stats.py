@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import case, func, literal, select
+from sqlalchemy import func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.groups import DAY_HOURS, STATES, Groups, Which
-from holdfast.dlq.rows import PENDING
-from holdfast.dlq.schema import change, hour, message
-from holdfast.dlq.tally import HOUR, OPENING
+from holdfast.dlq.figures import flows, snapshot, unfolded
+from holdfast.dlq.groups import STATES, Groups, Which
+from holdfast.dlq.rows import PARKED, PENDING
+from holdfast.dlq.schema import message
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
-
-_MOST_GROUPS = 100_000
+    from sqlalchemy.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +23,7 @@ class Stats:
 
     pending: int
     parked: int
+    """Messages that are parked now, for a person to decide."""
     confirmed: int
     discarded: int
     oldest_seconds: float | None
@@ -43,19 +42,28 @@ class Stats:
     """How closed messages were closed: replay (confirmed), discard, park."""
     due: int
     """Messages that wait for an automatic retry."""
+    due_now: int = 0
+    """Those of them whose time has come: `holdfast dlq replay --due` sends them."""
 
 
 def stats(engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> Stats:
     """Return the figures; on a million pending messages this takes well under a second."""
     now = clock.now().timestamp()
-    groups = Groups(engine, clock=clock).figures(Which(states=STATES), limit=_MOST_GROUPS)
-    with engine.connect() as db:
-        inflow, outflow = flows(db, now)
+    with snapshot(engine) as db:
+        more = unfolded(db)
+        groups = Groups(engine, clock=clock).as_of(db, more, Which(states=STATES))
+        inflow, outflow = flows(db, more, now)
         oldest = db.execute(
             select(func.min(message.c.stored_at)).where(message.c.state == PENDING)
         ).scalar()
         due = db.execute(
             select(func.count()).select_from(message).where(message.c.due_at.is_not(None))
+        ).scalar_one()
+        due_now = db.execute(
+            select(func.count()).select_from(message).where(message.c.due_at <= now)
+        ).scalar_one()
+        parked = db.execute(
+            select(func.count()).select_from(message).where(message.c.state == PARKED)
         ).scalar_one()
     by_state = dict.fromkeys(STATES, 0)
     sums: dict[str, dict[str, int]] = {"topic": {}, "error": {}, "class": {}}
@@ -67,7 +75,9 @@ def stats(engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> Stats:
     closed = {name: sum(getattr(one, name) for one in groups) for name in _CLOSED}
     return Stats(
         pending=sum(one.pending for one in groups),
-        **closed,
+        parked=parked,
+        confirmed=closed["confirmed"],
+        discarded=closed["discarded"],
         oldest_seconds=None if oldest is None else max(0.0, now - oldest),
         inflow=inflow,
         outflow=outflow,
@@ -82,38 +92,11 @@ def stats(engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> Stats:
             "park": closed["parked"],
         },
         due=due,
+        due_now=due_now,
     )
 
 
 _CLOSED = ("confirmed", "discarded", "parked")
-
-
-def flows(db: Connection, now: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return arrivals and closings of the last 24 hours, by hour, in one statement."""
-    first = int(now // HOUR) - DAY_HOURS + 1
-    folded = (
-        select(hour.c.hour, func.sum(hour.c.arrived), func.sum(hour.c.closed))
-        .where(hour.c.hour >= first)
-        .group_by(hour.c.hour)
-    )
-    at: Any = func.floor(change.c.at / literal(float(HOUR)))
-    opening = change.c.kind.in_(OPENING)
-    fresh = (
-        select(
-            at,
-            func.sum(case((opening, change.c.n), else_=0)),
-            func.sum(case((opening, 0), else_=change.c.n)),
-        )
-        .where(change.c.at >= first * HOUR)
-        .group_by(at)
-    )
-    came, went = [0] * DAY_HOURS, [0] * DAY_HOURS
-    for when, arrived, closed in db.execute(folded.union_all(fresh)):
-        place = int(when) - first
-        if 0 <= place < DAY_HOURS:
-            came[place] += int(arrived)
-            went[place] += int(closed)
-    return tuple(came), tuple(went)
 
 
 def _largest_first(sums: dict[str, int]) -> dict[str, int]:

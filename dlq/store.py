@@ -5,25 +5,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import insert, select, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq import rules
-from holdfast.dlq.letter import MOST_FAILURES, DeadLetter, Occurrence
+from holdfast.dlq.changes import change_row
+from holdfast.dlq.letter import DeadLetter, dead_letter_id
+from holdfast.dlq.merging import is_same_message, merged
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.rows import (
-    PENDING,
-    document,
-    fingerprint_of,
-    letter_of,
-    occurrences,
-    plain,
-    row_of,
-)
+from holdfast.dlq.rows import document, fingerprint_of, letter_of, plain, row_of
 from holdfast.dlq.schema import change, group, message
-from holdfast.dlq.transactions import committed, down
+from holdfast.dlq.transactions import committed, down, refuse_too_large
 from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError, DependencyDown
 
@@ -75,9 +70,11 @@ class StoreHome:
                 self._fold_sometimes(len(ordered))
         except SQLAlchemyError as error:
             METRICS.write_failed("store")
+            refuse_too_large(self.engine, map(_size, ordered), error)
             raise down(error) from error
-        except DependencyDown:
+        except DependencyDown as error:
             METRICS.write_failed("store")
+            refuse_too_large(self.engine, map(_size, ordered), error)
             raise
         for letter in ordered:
             METRICS.put(letter)
@@ -111,66 +108,49 @@ class StoreHome:
 
     def _write(self, db: Connection, letters: Sequence[DeadLetter], known: set[str]) -> None:
         now = self._clock.now().timestamp()
-        changes = []
+        changes: list[dict[str, Any]] = []
         for letter in letters:
             found = fingerprint_of(letter.failure)
             row = row_of(letter, found, now=now)
-            if row["group_id"] not in known:
+            # A letter that is there has a group; it gets another only if it fails in another way.
+            if row["group_id"] not in known and (
+                _has_group(db, row) or not _is_there(db, row["dlq_id"])
+            ):
                 ensure_group(db, letter, row, found)
                 known.add(row["group_id"])
             if self._triage is not None:
                 row |= self._triage.judge(row, now)
-            if _insert_if_new(db, row):
-                changes.append(change_row(row, "arrived", now))
-            elif kind := self._merge(db, letter, row, now):
-                changes.append(change_row(row, kind, now))
+            changes += self._put(db, letter, row, now)
             if letter.lineage.replay_id is not None:
-                _tell_replay(db, letter)
+                _tell_replay(db, msgspec.structs.replace(letter, dlq_id=row["dlq_id"]))
         if changes:
             db.execute(insert(change), changes)
 
+    def _put(
+        self, db: Connection, letter: DeadLetter, row: dict[str, Any], now: float
+    ) -> list[dict[str, Any]]:
+        if _insert_if_new(db, row):
+            return [change_row(row, "arrived", now)]
+        return self._merge(db, letter, row, now)
+
     def _merge(
         self, db: Connection, letter: DeadLetter, row: dict[str, Any], now: float
-    ) -> str | None:
-        """Add the failures of *letter* to its stored row; return the change, if it was reopened."""
+    ) -> list[dict[str, Any]]:
+        """Add the failures of *letter* to its stored row; return the changes of figures."""
         where = message.c.dlq_id == row["dlq_id"]
         stored = db.execute(select(message).where(where).with_for_update()).mappings().one()
-        kept = occurrences(stored["history"])
-        fresh = _fresh(letter.history.failures, kept, stored["occurrences"])
-        if not fresh:
-            return None
-        together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
-        values: dict[str, Any] = {
-            "attempts": stored["attempts"] + sum(one.attempts for one in fresh),
-            "occurrences": stored["occurrences"] + len(fresh),
-            "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
-            "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),
-            "history": document(together),
-            "replay_count": max(stored["replay_count"], row["replay_count"]),
-        }
-        if self._triage is not None:
-            # It failed again: the next automatic retry is further away, and they are counted.
-            values |= self._triage.judge({**row, "retries": stored["retries"]}, now)
-        reopened = stored["state"] != PENDING
-        if reopened:
-            values |= {"state": PENDING, "stored_at": now}
-            values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
-        db.execute(update(message).where(where).values(**values))
-        row["group_id"] = stored["group_id"]
-        return "reopened" if reopened else None
-
-
-def change_row(row: Any, kind: str, at: float, n: int = 1) -> dict[str, Any]:
-    """Return one change of the figures of the group of *row*."""
-    return {
-        "group_id": row["group_id"],
-        "kind": kind,
-        "n": n,
-        "at": at,
-        "key_hash": row["key_hash"],
-        "tenant": row["tenant"],
-        "version": row["service_version"],
-    }
+        own = dead_letter_id(letter.culprit.group, letter.culprit.handler, letter.message)
+        if not is_same_message(stored, row) and row["dlq_id"] != own:
+            # The marks of a replay that this message never was in: it is a letter of its own.
+            row["dlq_id"] = own
+            ensure_group(db, letter, row, fingerprint_of(letter.failure))
+            return self._put(db, letter, row, now)
+        values, changes = merged(stored, letter, row, self._triage, now)
+        if values:
+            if values.get("group_id", stored["group_id"]) != stored["group_id"]:
+                ensure_group(db, letter, row, fingerprint_of(letter.failure))
+            db.execute(update(message).where(where).values(**values))
+        return changes
 
 
 def insert_ignoring(db: Connection, table: Any) -> Any:
@@ -190,21 +170,32 @@ def insert_ignoring(db: Connection, table: Any) -> Any:
             )
 
 
+def _size(letter: DeadLetter) -> int:
+    return len(letter.message.payload or b"")
+
+
+def _is_there(db: Connection, dlq_id: str) -> bool:
+    there = select(message.c.seq).where(message.c.dlq_id == dlq_id)
+    return db.execute(there).first() is not None
+
+
 def _insert_if_new(db: Connection, row: dict[str, Any]) -> bool:
-    if db.dialect.name in ("mysql", "mariadb"):
-        # A refused duplicate would keep a shared lock, on which two writers can deadlock.
-        there = select(message.c.seq).where(message.c.dlq_id == row["dlq_id"])
-        if db.execute(there).first() is not None:
-            return False
+    # On MySQL a refused duplicate would keep a shared lock, on which two writers can deadlock.
+    if db.dialect.name in ("mysql", "mariadb") and _is_there(db, row["dlq_id"]):
+        return False
     return bool(db.execute(insert_ignoring(db, message), row).rowcount == 1)
+
+
+def _has_group(db: Connection, row: dict[str, Any]) -> bool:
+    there = select(group.c.group_id).where(group.c.group_id == row["group_id"])
+    return db.execute(there).first() is not None
 
 
 def ensure_group(
     db: Connection, letter: DeadLetter, row: dict[str, Any], found: rules.Fingerprint
 ) -> None:
     """Make sure that the group of *row* exists; an existing one is left as it is."""
-    there = select(group.c.group_id).where(group.c.group_id == row["group_id"])
-    if db.execute(there).first() is not None:
+    if _has_group(db, row):
         return
     root = letter.failure.root
     values = {
@@ -223,13 +214,6 @@ def ensure_group(
         values[name] = row[name]
     if db.execute(insert_ignoring(db, group), values).rowcount == 1:
         METRICS.new_group()
-
-
-def _fresh(given: Sequence[Occurrence], kept: Sequence[Occurrence], count: int) -> list[Occurrence]:
-    """Return what the row does not know yet; failures older than all it keeps were known."""
-    known = {one.id for one in kept}
-    oldest = min((one.at for one in kept), default=0.0) if count > len(kept) else 0.0
-    return [one for one in given if one.id not in known and one.at >= oldest]
 
 
 def _tell_replay(db: Connection, letter: DeadLetter) -> None:

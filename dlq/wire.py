@@ -39,6 +39,8 @@ MOST_BYTES: Final = 16_384
 """How large the envelope may become in a header; brokers with a lower limit get less."""
 _LEAST_BYTES = 2_048
 _MOST_NAME = 200
+_MOST_ID = 36
+_MOST_SEALED = 500  # characters
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,9 +131,10 @@ def from_topic(message: Message) -> DeadLetter:
             f"the {ENVELOPE} header of message {message.id} cannot be read: {error}"
         ) from error
     own = (pair for pair in message.headers if not pair[0].startswith(PREFIX))
+    original = message.with_(topic=wire.topic, headers=Headers.received(own))
     return DeadLetter(
-        dlq_id=wire.dlq_id,
-        message=message.with_(topic=wire.topic, headers=Headers.received(own)),
+        dlq_id=_identity(wire.dlq_id, wire.culprit, original),
+        message=original,
         coordinates=wire.coordinates,
         culprit=wire.culprit,
         failure=wire.failure,
@@ -153,7 +156,7 @@ def _newer(message: Message, version: _Version, envelope: Any) -> DeadLetter:
     at = message.time.timestamp()
     text = f"an envelope of version {version.schema_version}: upgrade Holdfast to read it"
     return DeadLetter(
-        dlq_id=version.dlq_id or dead_letter_id(group, handler, original),
+        dlq_id=_identity(version.dlq_id, Culprit(group=group, handler=handler), original),
         message=original,
         coordinates=Coordinates(topic=topic),
         culprit=Culprit(group=group, handler=handler),
@@ -166,6 +169,13 @@ def _newer(message: Message, version: _Version, envelope: Any) -> DeadLetter:
         schema_version=version.schema_version,
         newer=envelope if isinstance(envelope, dict) else {"envelope": envelope},
     )
+
+
+def _identity(given: str, culprit: Culprit, original: Message) -> str:
+    """Return the id that the envelope says, or the letter's own if that is none."""
+    if 0 < len(given) <= _MOST_ID and given.isascii() and given.isprintable():
+        return given
+    return dead_letter_id(culprit.group, culprit.handler, original)
 
 
 def _smaller(wire: Wire, step: int) -> Wire:
@@ -184,9 +194,7 @@ def _smaller(wire: Wire, step: int) -> Wire:
         failure = change(failure, chain=tuple(_fewer(r, 0, 100) for r in failure.chain[:1]))
         history = change(history, failures=tuple(_bare(one) for one in history.failures[-1:]))
     if step >= 5:
-        redacted = ("…",) if wire.governance.redacted else ()
-        kept = Governance(expires_at=wire.governance.expires_at, redacted=redacted)
-        wire = change(wire, governance=kept)
+        wire = change(wire, governance=_needed(wire.governance))
     if step >= 6:
         wire = _names_cut(wire)
         failure = change(
@@ -202,6 +210,26 @@ def _fewer(raised: Raised, frames: int, text: int = 500) -> Raised:
 
 def _bare(occurrence: Any) -> Any:
     return msgspec.structs.replace(occurrence, error="", host=occurrence.host[:50])
+
+
+def _needed(governance: Governance) -> Governance:
+    """Return what a replay must know: whose it is, what is sealed, and whether anything is gone.
+
+    Sealed paths become patterns, which name at least as much; where those are too many as
+    well the message counts as not replayable, for its fields could not be opened.
+    """
+    patterns = {
+        ".".join("*" if part.isdecimal() else part for part in path.split("."))
+        for path in governance.sealed
+    }
+    sealed = tuple(sorted(patterns)) if sum(map(len, patterns)) <= _MOST_SEALED else ()
+    lost = governance.redacted or (governance.sealed and not sealed)
+    return Governance(
+        subject=governance.subject,
+        expires_at=governance.expires_at,
+        redacted=("…",) if lost else (),
+        sealed=sealed,
+    )
 
 
 def _names_cut(wire: Wire) -> Wire:

@@ -1,5 +1,6 @@
 """What operators say and decide about groups and letters; each act is audited."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -14,14 +15,16 @@ from holdfast.cli.dlq.options import Database, Letters, Names, seconds
 from holdfast.cli.options import Actor, Config, Reason, Yes
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.closing import close
+from holdfast.dlq.closing import reopen as reopened
 from holdfast.dlq.groups import Groups
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.rows import DISCARDED, PARKED
+from holdfast.dlq.rows import DISCARDED, PARKED, PENDING
 from holdfast.dlq.schema import message
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, NotFound
 
+_CHUNK = 500
 Name = Annotated[str, typer.Argument(help="A failure group, or its first characters.")]
 
 
@@ -43,17 +46,64 @@ def discard(
         raise ConfigurationError("what? name groups, or single letters with --id")
     state = PARKED if park else DISCARDED
     with dead_letters(database) as engine:
-        selection = Selection(
-            groups=tuple(one_group(engine, name).group_id for name in names or ()),
-            dlq_ids=tuple(one_letter(engine, name) for name in letter or ()),
-        )
+        selection = _selected(engine, names, letter)
         ids = _free(engine, selection)
         if not ids:
-            raise NotFound("nothing of this is pending and unclaimed: see  holdfast dlq plans list")
+            raise _nothing_open(engine, selection)
         what = "Park" if park else "Discard for good"
         confirm(len(ids), f"{what} {len(ids):,} messages", yes=yes)
         closed = _close(engine, ids, state, warrant(actor, reason), selection)
     say(f"{closed:,} messages are {state}")
+    if closed < len(ids):
+        say(f"{len(ids) - closed:,} were closed or claimed by a plan meanwhile, and left alone")
+
+
+def reopen(
+    names: Names = None,
+    *,
+    config: Config = None,
+    database: Database,
+    letter: Letters = None,
+    reason: Reason,
+    actor: Actor = None,
+    yes: Yes = False,
+) -> None:
+    """Make parked or discarded letters pending again, with all their replays."""
+    if not names and not letter:
+        raise ConfigurationError("what? name groups, or single letters with --id")
+    with dead_letters(database) as engine:
+        chosen = _selected(engine, names, letter)
+        # Of a group those that are parked; what was discarded is named one by one.
+        states = (PARKED, DISCARDED) if letter and not names else (PARKED,)
+        query = select(message.c.dlq_id).where(
+            *replace(chosen, state=None).where(), message.c.state.in_(states)
+        )
+        with engine.connect() as db:
+            ids = list(db.execute(query.order_by(message.c.seq)).scalars())
+        if not ids:
+            raise NotFound(
+                "nothing of this is parked: see  holdfast dlq list --state parked ; a discarded "
+                "letter is reopened by its --id"
+            )
+        confirm(len(ids), f"Reopen {len(ids):,} messages", yes=yes)
+        who = warrant(actor, reason)
+
+        def work(db: Connection) -> int:
+            moved = reopened(db, ids)
+            detail = {"count": len(moved), "ids": moved[:1000]}
+            subject = ", ".join(chosen.groups) or f"{len(moved)} letters"
+            Audit().append(db, who, "reopen", subject, detail)
+            return len(moved)
+
+        count = committed(engine, work)
+    say(f"{count:,} messages are pending again")
+
+
+def _selected(engine: Engine, names: list[str] | None, letters: list[str] | None) -> Selection:
+    return Selection(
+        groups=tuple(one_group(engine, name).group_id for name in names or ()),
+        dlq_ids=tuple(one_letter(engine, name) for name in letters or ()),
+    )
 
 
 def _free(engine: Engine, selection: Selection) -> list[str]:
@@ -64,15 +114,48 @@ def _free(engine: Engine, selection: Selection) -> list[str]:
         return list(db.execute(query.order_by(message.c.seq)).scalars())
 
 
+def _nothing_open(engine: Engine, selection: Selection) -> NotFound:
+    """Return why nothing can be closed: claimed, parked, closed before, or gone."""
+    anything = replace(selection, state=None).where()
+    with engine.connect() as db:
+        states = select(message.c.state, func.count()).where(*anything).group_by(message.c.state)
+        counts = {state: count for state, count in db.execute(states)}  # noqa: C416 - Rows
+    if counts.get(PENDING):
+        return NotFound(
+            f"{counts[PENDING]:,} are pending, but a plan has claimed them: see  holdfast dlq "
+            "plans list --open , and abort it first"
+        )
+    if counts.get(PARKED):
+        return NotFound(
+            f"nothing of this is pending, {counts[PARKED]:,} are parked: make them pending with  "
+            "holdfast dlq reopen"
+        )
+    told = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
+    return NotFound(f"nothing of this is pending: {told or 'nothing is left of it'}")
+
+
 def _close(engine: Engine, ids: list[str], state: str, who: Warrant, selection: Selection) -> int:
     def work(db: Connection) -> int:
-        closed = close(db, ids, state, actor=who.actor, reason=who.reason)
+        closed = close(db, _unclaimed(db, ids), state, actor=who.actor, reason=who.reason)
         detail = {"count": len(closed), "ids": closed[:1000], "selection": selection.described()}
         subject = ", ".join(selection.groups) or f"{len(closed)} letters"
         Audit().append(db, who, "park" if state == PARKED else "discard", subject, detail)
         return len(closed)
 
     return committed(engine, work)
+
+
+def _unclaimed(db: Connection, ids: list[str]) -> list[str]:
+    """Lock *ids* and return those that no plan has claimed while the operator was asked."""
+    free: list[str] = []
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), _CHUNK):
+        chunk = ordered[start : start + _CHUNK]
+        rows = select(message.c.dlq_id).where(message.c.dlq_id.in_(chunk))
+        db.execute(rows.order_by(message.c.dlq_id).with_for_update()).all()
+        taken = set(db.execute(select(item.c.live).where(item.c.live.in_(chunk))).scalars())
+        free += [dlq_id for dlq_id in chunk if dlq_id not in taken]
+    return free
 
 
 def ack(
@@ -121,12 +204,18 @@ def prune(
     database: Database,
     older_than: Annotated[str, typer.Option(help="Closed so long ago, e.g. 30d.")] = "30d",
     actor: Actor = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
 ) -> None:
     """Delete closed dead letters that are old enough; open ones are never deleted."""
+    from holdfast.dlq.retention import prunable
     from holdfast.dlq.retention import prune as pruned
 
+    length = seconds(older_than, "--older-than")
     with dead_letters(database) as engine:
-        count = pruned(engine, older_than=seconds(older_than, "--older-than"),
+        if dry_run:
+            say(f"{prunable(engine, older_than=length):,} closed dead letters would be deleted")
+            return
+        count = pruned(engine, older_than=length,
                        warrant=warrant(actor, f"older than {older_than}"))  # fmt: skip
         with engine.connect() as db:
             left = db.execute(select(func.count()).select_from(message)).scalar_one()

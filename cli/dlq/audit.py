@@ -4,8 +4,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.display import out, plain, print_json, say
 from holdfast.cli.dlq.opened import dead_letters
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.failures import EXIT_NOT_FOUND
@@ -20,13 +22,17 @@ def audit(
     check: Annotated[
         bool, typer.Option("--verify", help="Check every row against the hash chain.")
     ] = False,
+    actor: Annotated[str | None, typer.Option(help="Only what this one did.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only what names this: a plan or a group, or a part of it.")
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
     """Show who did what and why; --verify checks the hash chain."""
     with dead_letters(database) as engine, engine.connect() as db:
         verdict = verify(db) if check else None
-        found = [] if check else entries(db, limit=limit)
+        found = [] if check else entries(db, limit=limit, subject=subject, actor=actor)
     if verdict is not None:
         if as_json:
             print_json({**asdict(verdict), "is_whole": verdict.is_whole})
@@ -40,8 +46,18 @@ def audit(
     if as_json:
         print_json([asdict(entry) for entry in found])
         return
-    rows = [
-        (entry.seq, entry.at[:19], entry.actor, entry.action, entry.subject, entry.reason)
-        for entry in found
-    ]
-    print_table(("", "at", "actor", "action", "subject", "reason"), rows)
+    if not found:
+        say("no entry matches" if actor or subject else "nothing was done yet")
+        return
+    table = Table("", "at", "who and what", "why")
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for entry in found:
+        cells = (
+            str(entry.seq),
+            f"{entry.at[:10]}\n{entry.at[11:19]}Z",
+            f"{entry.actor}: {entry.action}\n{entry.subject}",
+            entry.reason,
+        )
+        table.add_row(*(Text(plain(cell, lines=True), overflow="fold") for cell in cells))
+    out.print(table)

@@ -23,22 +23,41 @@ from holdfast.cli.dlq.options import (
     Topic,
     Until,
     Version,
+    known_class,
     moment,
+    retentions,
 )
 from holdfast.cli.dlq.shown import age, ago, bars, sparkline, when
 from holdfast.cli.options import Config, Json, Limit
 from holdfast.dlq.groups import STATES, Groups, Which
 from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.retention import expiring
 from holdfast.dlq.schema import message
 from holdfast.dlq.stats import stats
+from holdfast.errors import ConfigurationError
 
 
-def stats_(*, config: Config = None, database: Database, as_json: Json = False) -> None:
+def stats_(
+    *,
+    config: Config = None,
+    database: Database,
+    retention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How long the broker keeps a topic, e.g. orders=7d or '*=7d': warns a day before "
+            "it eats open ones; may repeat."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show how many wait, since when, of what, and whether the outflow keeps up."""
+    kept = retentions(retention)
     with dead_letters(database) as engine:
         found = stats(engine)
+        soon = expiring(engine, retention=kept)
+    warnings = [one.warning for one in soon]
     if as_json:
-        print_json(asdict(found))
+        print_json({**asdict(found), "warnings": warnings})
         return
     flow = sum(found.inflow) - sum(found.outflow)
     word = "rising" if flow > 0 else "falling" if flow < 0 else "steady"
@@ -48,7 +67,14 @@ def stats_(*, config: Config = None, database: Database, as_json: Json = False) 
     states = ", ".join(
         f"{count} {state}" for state, count in found.groups_by_state.items() if count
     )
-    say(f"groups: {states or 'none'}; {found.new_today} new today; {found.due:,} due for a retry")
+    say(f"groups: {states or 'none'}; {found.new_today} new today")
+    if found.due:
+        say(f"{found.due:,} wait for a retry, {found.due_now:,} are due now: holdfast dlq replay "
+            "--due --yes --reason 'automatic retry', from a timer")  # fmt: skip
+    if found.parked:
+        say(f"{found.parked:,} are parked for a person: holdfast dlq list --state parked")
+    for line in warnings:
+        say(f"WARNING {line}")
     for title, counts in (("topic", found.by_topic), ("error", found.by_error),
                           ("class", found.by_class)):  # fmt: skip
         if counts:
@@ -73,6 +99,7 @@ def groups(
     as_json: Json = False,
 ) -> None:
     """List the problems, the largest first."""
+    known_class(kind)
     states = tuple(state) if state else STATES if resolved else Which().states
     which = Which(topic=topic, consumer_group=consumer, kind=kind, states=states)
     with dead_letters(database) as engine:
@@ -81,21 +108,19 @@ def groups(
         print_json([asdict(one) for one in found])
         return
     if not found:
-        say("no problems: nothing is pending")
+        _say_nothing(database, topic=topic, consumer=consumer, kind=kind, state=state)
         return
     now = datetime.now(UTC).timestamp()
-    table = Table("group", "pending", "state", "class", "keys", "last seen", "problem")
+    table = Table("group", "pending", "last seen", "last 24 h", "problem")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for one in found:
         cells = (
-            one.group_id[:8],
-            f"{one.pending:,}",
-            one.state,
-            one.kind,
-            one.keys_text,
-            ago(one.last_seen, now),
-            f"{one.title}\n{one.topic} → {one.consumer_group}\n{sparkline(one.trend)}",
+            f"{one.group_id[:8]}\n{one.state}",
+            f"{one.pending:,}\n{one.keys_text} keys",
+            f"{ago(one.last_seen, now)}\n{one.kind}",
+            sparkline(one.trend),
+            f"{one.title}\n{one.topic} → {one.consumer_group}",
         )
         table.add_row(*(Text(plain(cell, lines=True)) for cell in cells))
     out.print(table)
@@ -123,6 +148,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List dead letters by filters."""
+    known_class(kind)
+    if state not in _STATES:
+        raise ConfigurationError(f"--state {state!r}: use one of {', '.join(_STATES)}")
     with dead_letters(database) as engine:
         selection = Selection(
             groups=tuple(one_group(engine, name).group_id for name in group or ()),
@@ -144,7 +172,9 @@ def list_(
         print_json([_plain(row) for row in rows])
         return
     if not rows:
-        say("nothing matches")
+        given = {name: value for name, value in selection.described().items() if name != "state"}
+        told = ", ".join(f"{name}={value}" for name, value in given.items())
+        say(f"nothing matches {told}" if told else f"nothing is {state}")
         return
     print_table(
         ("id", "group", "state", "topic", "key", "failed", "replays", "error"),
@@ -157,6 +187,17 @@ def list_(
     )  # fmt: skip
 
 
+def _say_nothing(database: str, **filters: object) -> None:
+    """Say that nothing matches; a mistyped filter must not look like peace."""
+    given = ", ".join(f"--{name} {value}" for name, value in filters.items() if value)
+    if not given:
+        say("no problems: nothing is pending")
+        return
+    with dead_letters(database) as engine:
+        pending = sum(one.pending for one in Groups(engine).figures())
+    say(f"nothing matches {given}; {pending:,} messages are pending without it")
+
+
 def _key(row: Any) -> str:
     return (
         "" if row["message_key"] is None else bytes(row["message_key"]).decode("utf-8", "replace")
@@ -167,6 +208,7 @@ def _plain(row: Any) -> dict[str, Any]:
     return {**row, "message_key": None if row["message_key"] is None else _key(row)}
 
 
+_STATES = ("pending", "confirmed", "discarded", "parked", "any")
 _FIELDS = (
     "dlq_id", "group_id", "state", "message_id", "topic", "message_key", "lane", "position",
     "consumer_group", "handler", "service_version", "class", "stage", "error_type", "error_text",

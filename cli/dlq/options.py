@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.dlq.letter import Class
 from holdfast.errors import ConfigurationError
 
 Names = Annotated[
@@ -56,6 +57,24 @@ def seconds(text: str, what: str) -> float:
     if found is None:
         raise ConfigurationError(f"{what} {text!r}: write a number and a unit, e.g. 15m, 4h or 3d")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def retentions(given: list[str] | None) -> dict[str, float]:
+    """Return how long the broker keeps which topic, from `orders=7d`."""
+    found = {}
+    for one in given or ():
+        topic, equals, length = one.rpartition("=")
+        if not equals or not topic:
+            raise ConfigurationError(f"--retention {one!r}: write TOPIC=AGE, e.g. orders=7d")
+        found[topic] = seconds(length, "--retention")
+    return found
+
+
+def known_class(kind: str | None) -> None:
+    """Refuse a class that there is not: it would match nothing, which looks like peace."""
+    known = [one.value for one in Class]
+    if kind is not None and kind not in known:
+        raise ConfigurationError(f"--class {kind!r}: use one of {', '.join(known)}")
 
 
 def moment(text: str | None, what: str) -> float | None:

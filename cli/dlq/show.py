@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import select
+from sqlalchemy import case, func, select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import encoded, excerpt, print_json, say
@@ -17,10 +17,18 @@ from holdfast.dlq.groups import Group
 from holdfast.dlq.letter import DeadLetter
 from holdfast.dlq.replay.edits import Edits
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.rows import letter_of
-from holdfast.dlq.schema import message
+from holdfast.dlq.rows import PENDING, letter_of
+from holdfast.dlq.schema import message, overtaken
+from holdfast.dlq.siblings import Around, look_around
 from holdfast.errors import NotFound
 
+_VERDICTS = {
+    "hold for code": "hold for a fix of the code",
+    "hold for data": "hold for a correction of the data",
+    "retry": "retry by itself after a while",
+    "alert": "tell somebody: nobody knows this",
+    "": "not judged",
+}
 Name = Annotated[str, typer.Argument(help="A group or a dead letter, or its first characters.")]
 
 
@@ -28,10 +36,12 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     """Show a group with a sample, or one dead letter with its whole history."""
     with dead_letters(database) as engine:
         group = _group(engine, name)
-        dlq_id = group.sample if group is not None else one_letter(engine, name)
+        dlq_id = _sample(engine, group) if group is not None else one_letter(engine, name)
         query = select(message).where(message.c.dlq_id == dlq_id)
+        judged = None if group is None else _judged(engine, group)
         with engine.connect() as db:
             row = db.execute(query).mappings().first()
+            passed = db.execute(select(overtaken).where(overtaken.c.dlq_id == dlq_id)).first()
             plans = db.execute(
                 select(item.c.plan_id, item.c.state, item.c.note).where(item.c.dlq_id == dlq_id)
             ).all()
@@ -39,14 +49,23 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     found = None if row is None else letter_of(row)
     if as_json:
         print_json({"group": None if group is None else asdict(group),
+                    "triage": None if judged is None else judged[0],
+                    "looks_like": None if judged is None else judged[1].verdict,
                     "letter": None if found is None else _as_json(found, row),
+                    "superseded_by": None if passed is None else passed.message_id,
                     "revisions": revisions,
                     "plans": [dict(plan._mapping) for plan in plans]})  # fmt: skip
         return
     if group is not None:
         _show_group(group)
+    if judged is not None:
+        _say_judged(*judged)
+        say("")
     if found is not None:
         _show_letter(found, row)
+    if passed is not None:
+        say(f"  a newer event of its key was handled {when(passed.handled_at)}: message "
+            f"{passed.message_id} at {passed.position}")  # fmt: skip
     for one in revisions:
         by = one["transform"] or one["actor"]
         say(f"revision {one['revision']} by {by}, {when(one['made_at'])}: {one['reason']}")
@@ -62,21 +81,24 @@ def explain(
     with dead_letters(database) as engine:
         group = _group(engine, name)
         if group is None:
+            query = select(message.c.group_id).where(message.c.dlq_id == one_letter(engine, name))
             with engine.connect() as db:
-                query = select(message.c.group_id).where(
-                    message.c.dlq_id == one_letter(engine, name)
-                )
-                group = one_group(engine, str(db.execute(query).scalar_one()))
+                own = str(db.execute(query).scalar_one())
+            group = one_group(engine, own)
+        triage, around = _judged(engine, group)
     if as_json:
-        facts = {"group_id": group.group_id, "algorithm": group.algorithm,
-                 "fingerprint": group.fingerprint, **group.hints}  # fmt: skip
-        print_json(facts)
+        print_json(
+            {"group_id": group.group_id, "algorithm": group.algorithm,
+             "fingerprint": group.fingerprint, **group.hints,
+             "looks_like": around.verdict, "why": around.why, "triage": triage}
+        )  # fmt: skip
         return
     say(f"group {group.group_id}: {group.title}")
     say(f"fingerprint {group.fingerprint} by algorithm {group.algorithm}, from the "
         f"{group.hints.get('by', 'failure')} of the error")  # fmt: skip
     for hint in _hints(group.hints.get("hints")):
         say(f"  {hint}")
+    _say_judged(triage, around)
     say("a message is in this group when all of that is the same, and so are the consumer group, "
         "the topic and the handler; line numbers and values do not count")  # fmt: skip
 
@@ -86,6 +108,42 @@ def _group(engine: Engine, name: str) -> Group | None:
         return one_group(engine, name)
     except NotFound:
         return None
+
+
+def _sample(engine: Engine, group: Group) -> str:
+    """Return the latest pending message of *group*, else the latest there is, else the first."""
+    latest = (
+        select(message.c.dlq_id)
+        .where(message.c.group_id == group.group_id)
+        .order_by(case((message.c.state == PENDING, 0), else_=1), message.c.seq.desc())
+        .limit(1)
+    )
+    with engine.connect() as db:
+        return str(db.execute(latest).scalar() or group.sample)
+
+
+def _judged(engine: Engine, group: Group) -> tuple[dict[str, Any], Around]:
+    """Return what triage decided about the pending messages, and what failed around them."""
+    query = (
+        select(message.c.verdict, func.count(), func.min(message.c.due_at))
+        .where(message.c.group_id == group.group_id, message.c.state == PENDING)
+        .group_by(message.c.verdict)
+    )
+    now = datetime.now(UTC).timestamp()
+    with engine.connect() as db:
+        verdicts = {
+            verdict: {"pending": count, "next_retry": due}
+            for verdict, count, due in db.execute(query)
+        }
+        return verdicts, look_around(db, group.group_id, now=now)
+
+
+def _say_judged(triage: dict[str, Any], around: Around) -> None:
+    for verdict, facts in sorted(triage.items()):
+        due = facts["next_retry"]
+        told = "" if due is None else f", the next {when(due)} by  holdfast dlq replay --due"
+        say(f"  triage: {_VERDICTS.get(verdict, verdict)}: {facts['pending']:,}{told}")
+    say(f"  looks like: {around.verdict} ({around.why})")
 
 
 def _hints(hints: Any) -> list[str]:

@@ -4,7 +4,7 @@ from holdfast.dlq.replay import schema as _tables  # noqa: F401 - before whateve
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.freezing import freeze
 from holdfast.dlq.replay.marks import Marks, is_for, original, replay_topic
-from holdfast.dlq.replay.outcomes import confirmed, confirmed_all, failed_again
+from holdfast.dlq.replay.outcomes import confirmed, confirmed_all, failed_again, held_back
 from holdfast.dlq.replay.plan import Plan, Terms
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.rate import Rate
@@ -27,6 +27,7 @@ __all__ = [
     "confirmed_all",
     "failed_again",
     "freeze",
+    "held_back",
     "is_for",
     "original",
     "replay_topic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,15 @@ from sqlalchemy import and_, case, exists, func, select
 
 from holdfast.dlq.replay.manifest import Candidate
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.restoring import opened
 from holdfast.dlq.rows import Envelope, headers_of, message_of
 from holdfast.dlq.schema import message, revision
-from holdfast.dlq.vault import sealed_in
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from sqlalchemy import Select
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.replay.selection import Selection
     from holdfast.dlq.vault import Vault
@@ -31,12 +30,13 @@ _MESSAGE = tuple(
     for name in (
         "dlq_id", "message_id", "topic", "type", "source", "message_key", "payload", "headers",
         "event_at", "correlation_id", "causation_id", "content_type", "schema_ref", "traceparent",
-        "consumer_group", "replay_count", "subject",
     )
 )  # fmt: skip
 _envelope = msgspec.json.Decoder(Envelope).decode
 # The envelope is long, and only that of a data subject can name encrypted fields.
 _ENVELOPE = case((message.c.subject.is_not(None), message.c.envelope)).label("envelope")
+WITHHELD = "(its words are withheld: the message has encrypted fields)"
+"""In place of an error's text that might quote what is encrypted in the store."""
 _CANDIDATE = tuple(
     message.c[name]
     for name in (
@@ -88,96 +88,58 @@ def candidate(row: Any) -> Candidate:
     )
 
 
-class Outgoing:
-    """One message of a plan on its way: its number, and whose it is."""
-
-    __slots__ = ("count", "dlq_id", "group", "message", "position", "sealed", "subject", "unfit")
-
-    def __init__(self, row: Any) -> None:
-        fields = row._mapping
-        self.position: int = row.item_position
-        self.dlq_id: str = row.dlq_id
-        self.group: str = row.consumer_group
-        self.count: int = row.replay_count + 1
-        self.message: Message = message_of(fields)
-        if row.edited is not None:
-            payload = row.edited_payload
-            self.message = self.message.with_(
-                payload=None if payload is None else bytes(payload),
-                headers=headers_of(row.edited_headers),
-            )
-        self.subject: str = row.subject or ""
-        self.sealed = () if row.envelope is None else _envelope(row.envelope).governance.sealed
-        self.unfit: str | None = None
-        """Why it must not be sent: what is there is not what was sent."""
-
-    def open(self, vault: Vault | None) -> None:
-        """Make sealed fields readable again; where that is not possible the message is unfit."""
-        sealed = sealed_in(self.message.payload, self.sealed)
-        if not sealed:
-            return
-        if vault is None:
-            self.unfit = (
-                f"it has encrypted fields ({', '.join(sealed)}): replay it with the vault's master "
-                "key, by --master-key-file"
-            )
-            return
-        try:
-            payload = vault.open(self.message.payload, sealed, self.subject)
-        except ConfigurationError as error:
-            self.unfit = str(error)
-        else:
-            self.message = self.message.with_(payload=payload)
-
-
-def _outgoing() -> Select[Any]:
-    latest = and_(revision.c.dlq_id == message.c.dlq_id, revision.c.revision == message.c.revision)
-    return (
-        select(
-            item.c.position.label("item_position"),
-            *_MESSAGE,
-            revision.c.revision.label("edited"),
-            revision.c.payload.label("edited_payload"),
-            revision.c.headers.label("edited_headers"),
-            _ENVELOPE,
-        )
-        .join(message, message.c.dlq_id == item.c.dlq_id)
-        .outerjoin(revision, latest)
-    )
-
-
-def outgoing(db: Connection, plan_id: str, start: int, end: int) -> list[Outgoing]:
-    """Return what plan *plan_id* still has to send from *start* up to before *end*, in order."""
-    found = (
-        _outgoing()
-        .where(
-            item.c.plan_id == plan_id,
-            item.c.position >= start,
-            item.c.position < end,
-            item.c.state == ItemState.CLAIMED,
-        )
-        .order_by(item.c.position)
-    )
-    return [Outgoing(row) for row in db.execute(found)]
-
-
-def settled(db: Connection, plan_id: str, start: int, end: int) -> set[int]:
-    """Return the numbers from *start* up to before *end* that are not to be sent any more."""
-    found = select(item.c.position).where(
-        item.c.plan_id == plan_id,
-        item.c.position >= start,
-        item.c.position < end,
-        item.c.state != ItemState.CLAIMED,
-    )
-    return set(db.execute(found).scalars())
+def named(db: Connection, dlq_ids: Sequence[str]) -> list[Candidate]:
+    """Return the dead letters with these ids as candidates."""
+    found = select(*_CANDIDATE).where(message.c.dlq_id.in_(dlq_ids))
+    return [candidate(row) for row in db.execute(found)]
 
 
 def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:
-    """Return the messages as they would be replayed, by the ids of their dead letters."""
+    """Return the messages in their latest revision, by the ids of their dead letters.
+
+    Encrypted fields stay encrypted.
+    """
+    return {row.dlq_id: _message(row) for row in _rows(db, dlq_ids)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """Messages as a handler would get them; none of them is ever shown to anybody."""
+
+    messages: dict[str, Message]
+    secret: frozenset[str]
+    """The ids of those with fields that are encrypted in the store."""
+    closed: dict[str, str]
+    """Why others cannot be read, by id."""
+
+
+def open_messages(engine: Engine, dlq_ids: Sequence[str], vault: Vault | None) -> Opened:
+    """Return the messages in their latest revision with their encrypted fields opened."""
+    with engine.connect() as db:
+        rows = list(_rows(db, dlq_ids))
+    found: dict[str, Message] = {}
+    secret: set[str] = set()
+    closed: dict[str, str] = {}
+    for row in rows:
+        message = _message(row)
+        if row.envelope is not None:
+            governance = _envelope(row.envelope).governance
+            try:
+                payload = opened(message.payload, governance, vault)
+            except ConfigurationError as error:
+                closed[row.dlq_id] = str(error)
+                continue
+            if payload is not message.payload:
+                secret.add(row.dlq_id)
+                message = message.with_(payload=payload)
+        found[row.dlq_id] = message
+    return Opened(messages=found, secret=frozenset(secret), closed=closed)
+
+
+def _rows(db: Connection, dlq_ids: Sequence[str]) -> Iterable[Any]:
     latest = and_(revision.c.dlq_id == message.c.dlq_id, revision.c.revision == message.c.revision)
-    found = (
+    return db.execute(
         select(
-            message.c.seq.label("item_position"),
             *_MESSAGE,
             revision.c.revision.label("edited"),
             revision.c.payload.label("edited_payload"),
@@ -187,4 +149,13 @@ def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:
         .outerjoin(revision, latest)
         .where(message.c.dlq_id.in_(dlq_ids))
     )
-    return {row.dlq_id: Outgoing(row).message for row in db.execute(found)}
+
+
+def _message(row: Any) -> Message:
+    found = message_of(row._mapping)
+    if row.edited is None:
+        return found
+    payload = row.edited_payload
+    return found.with_(
+        payload=None if payload is None else bytes(payload), headers=headers_of(row.edited_headers)
+    )

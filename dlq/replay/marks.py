@@ -9,6 +9,7 @@ from holdfast.headers import Headers
 from holdfast.message import REPLAY_HEADER, REPLAY_MARKS
 
 if TYPE_CHECKING:
+    from holdfast.headers import Pair
     from holdfast.message import Message
 
 REPLAY_GROUP: Final = REPLAY_HEADER
@@ -52,18 +53,33 @@ class Marks:
 
     def stamped(self, headers: Headers) -> Headers:
         """Return *headers* with these marks in place of any older ones."""
-        own = headers.pairs
-        if any(name in _NAMES for name, _ in own):
+        stamp = Stamp(group=self.group, plan=self.plan, topic=self.topic)
+        return stamp.on(headers.pairs, self.dlq_id, self.count)
+
+
+class Stamp:
+    """Puts marks on the messages of one plan, topic and group; what they share is made once."""
+
+    __slots__ = ("_group", "_plan", "_topic")
+
+    def __init__(self, *, group: str, plan: str, topic: str) -> None:
+        self._group: Pair = (REPLAY_GROUP, group.encode())
+        self._plan: Pair = (REPLAY_PLAN, plan.encode())
+        self._topic: Pair = (REPLAY_TOPIC, topic.encode())
+
+    def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> Headers:
+        """Return the headers *own* with marks in place of any older ones."""
+        if own and any(name in _NAMES for name, _ in own):
             own = tuple(pair for pair in own if pair[0] not in _NAMES)
         # Not checked again: names and ids are ours, and this runs once per message sent.
         return Headers.received(
             (
                 *own,
-                (REPLAY_GROUP, self.group.encode()),
-                (REPLAY_PLAN, self.plan.encode()),
-                (REPLAY_DLQ_ID, self.dlq_id.encode()),
-                (REPLAY_TOPIC, self.topic.encode()),
-                (REPLAY_COUNT, b"%d" % self.count),
+                self._group,
+                self._plan,
+                (REPLAY_DLQ_ID, dlq_id.encode()),
+                self._topic,
+                (REPLAY_COUNT, b"%d" % count),
             )
         )
 

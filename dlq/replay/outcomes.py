@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.closing import close
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import Marks
-from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import WAITING, ItemState
+from holdfast.dlq.replay.steps import Policy
 from holdfast.dlq.rows import CONFIRMED, fingerprint_of
 
 if TYPE_CHECKING:
@@ -60,12 +62,35 @@ def confirmed_all(
         METRICS.replayed.labels("confirmed").inc(len(dlq_ids))
 
 
+def held_back(connection: Connection, messages: Iterable[Message]) -> set[str]:
+    """Return the ids of those of *messages* that must not be handled: acknowledge them, no more.
+
+    An earlier message of their key failed again in the same replay. They have not become
+    dead letters anew: they are dead letters still, and a later replay brings them in order.
+    Ask again whenever a replayed message of the key has failed since.
+    """
+    by_plan: dict[str, dict[str, str]] = {}
+    for message in messages:
+        if message.is_replay and (marks := Marks.of(message.headers)) is not None:
+            by_plan.setdefault(marks.plan, {})[marks.dlq_id] = message.id
+    found: set[str] = set()
+    for plan_id, letters in sorted(by_plan.items()):
+        held = select(item.c.dlq_id).where(
+            item.c.plan_id == plan_id,
+            item.c.dlq_id.in_(sorted(letters)),
+            item.c.state == ItemState.HELD,
+        )
+        found.update(letters[dlq_id] for dlq_id in connection.execute(held).scalars())
+    return found
+
+
 def failed_again(
     connection: Connection, letter: DeadLetter, *, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """Note that the replayed *letter* failed once more; nothing for one that no replay sent.
 
-    What the plan still has of the same key is held back: it must not overtake this one.
+    What the plan has of the same key after it is held back, also what is on its way
+    (`held_back`): it must not overtake this one. Not if the handler is commutative.
     """
     plan_id = letter.lineage.replay_id
     if plan_id is None:
@@ -84,6 +109,9 @@ def failed_again(
     connection.execute(
         update(item).where(own, item.c.state != ItemState.CONFIRMED).values(**failed)
     )
+    METRICS.replayed.labels("failed_again").inc()
+    if letter.culprit.commutative or _is_commutative(connection, plan_id):
+        return
     held = {
         "state": ItemState.HELD,
         "live": None,
@@ -100,4 +128,8 @@ def failed_again(
         )
         .values(**held)
     )
-    METRICS.replayed.labels("failed_again").inc()
+
+
+def _is_commutative(connection: Connection, plan_id: str) -> bool:
+    text = connection.execute(select(plan.c.policy).where(plan.c.id == plan_id)).scalar()
+    return text is not None and msgspec.json.decode(text, type=Policy).commutative

@@ -1,61 +1,102 @@
 """Is a dead letter still needed? Not when a newer event of its key has been handled.
 
-What is known: newer dead letters of the key that were replayed with success, and what a
-consumer's own tables tell through a `Witness`. A key that the consumer holds in quarantine
-has nothing newer handled by construction.
+Two things are known: newer dead letters of the key that were replayed with success, and
+ordinary events that a consumer handled while this one was dead (`holdfast.dlq.overtaking`).
+A key that the consumer holds in quarantine has nothing newer handled by construction.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import select
 
-from holdfast.dlq.replay.manifest import natural
-from holdfast.dlq.rows import CONFIRMED, key_hash
-from holdfast.dlq.schema import message
+from holdfast.dlq.positions import is_newer
+from holdfast.dlq.rows import CONFIRMED, Envelope, key_hash
+from holdfast.dlq.schema import message, overtaken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection
 
     from holdfast.dlq.replay.manifest import Candidate
 
 _CHUNK = 500
-_FIELDS = ("topic", "consumer_group", "lane", "position", "key_hash")
+_FIELDS = (
+    "seq", "message_id", "topic", "consumer_group", "lane", "position", "key_hash", "closed_at",
+)  # fmt: skip
+_envelope = msgspec.json.Decoder(Envelope).decode
 
 
 def superseded(db: Connection, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Return why which of *candidates* must be held: id → what was handled already."""
-    newest = _newest(db, candidates)
-    found = {}
-    for letter in candidates:
-        place = (letter.topic, letter.group, letter.partition, key_hash(letter.key))
-        handled = newest.get(place)
-        if handled is not None and natural(handled) > natural(letter.position):
-            found[letter.dlq_id] = (
-                f"a newer event of its key was handled ({letter.topic}/{letter.partition} at "
-                f"{handled}): replay it with --commutative if order does not matter"
-            )
+    """Return which of *candidates* must be held, and by what they were superseded.
+
+    Not those whose handler was declared commutative when they failed.
+    """
+    found = _by_letters(db, candidates) | _by_events(db, candidates)
+    for dlq_id in commutative_among(db, found):
+        del found[dlq_id]
     return found
 
 
-def _newest(
-    db: Connection, candidates: Iterable[Candidate]
-) -> dict[tuple[str, str, int, str | None], str]:
-    keys = sorted({text for letter in candidates if (text := key_hash(letter.key)) is not None})
-    newest: dict[tuple[str, str, int, str | None], str] = {}
-    for start in range(0, len(keys), _CHUNK):
+def _by_events(db: Connection, candidates: Iterable[Candidate]) -> dict[str, str]:
+    """Return what ordinary events have overtaken."""
+    topics = {letter.dlq_id: letter.topic for letter in candidates}
+    found = {}
+    for chunk in _chunks(sorted(topics)):
+        for row in db.execute(select(overtaken).where(overtaken.c.dlq_id.in_(chunk))):
+            found[row.dlq_id] = _reason(topics[row.dlq_id], row, row.handled_at)
+    return found
+
+
+def _by_letters(db: Connection, candidates: Iterable[Candidate]) -> dict[str, str]:
+    """Return what newer dead letters of the key, handled when replayed, have overtaken."""
+    by_key: dict[tuple[str, str, str | None], list[Candidate]] = {}
+    for letter in candidates:
+        if letter.key is not None:
+            place = letter.topic, letter.group, key_hash(letter.key)
+            by_key.setdefault(place, []).append(letter)
+    found: dict[str, str] = {}
+    for chunk in _chunks(sorted({name for _, _, name in by_key if name is not None})):
         handled = select(*(message.c[name] for name in _FIELDS)).where(
-            message.c.key_hash.in_(keys[start : start + _CHUNK]),
-            message.c.state == CONFIRMED,
-            message.c.position.is_not(None),
+            message.c.key_hash.in_(chunk), message.c.state == CONFIRMED
         )
-        row: Any
         for row in db.execute(handled):
-            lane = -1 if row.lane is None else row.lane
-            place = (row.topic, row.consumer_group, lane, row.key_hash)
-            if place not in newest or natural(row.position) > natural(newest[place]):
-                newest[place] = row.position
-    return newest
+            for letter in by_key.get((row.topic, row.consumer_group, row.key_hash), ()):
+                if _is_newer(row, letter):
+                    found[letter.dlq_id] = _reason(letter.topic, row, row.closed_at)
+    return found
+
+
+def _is_newer(row: Any, letter: Candidate) -> bool:
+    """Whether *row* came after *letter*: by position, else by when the store received it."""
+    same_lane = letter.partition == (-1 if row.lane is None else row.lane)
+    newer = is_newer(row.position, letter.position) if same_lane else None
+    return bool(row.seq > letter.seq) if newer is None else newer
+
+
+def commutative_among(db: Connection, dlq_ids: Iterable[str]) -> list[str]:
+    """Return those of *dlq_ids* whose handler was declared commutative when they failed."""
+    found = []
+    for chunk in _chunks(sorted(dlq_ids)):
+        wanted = select(message.c.dlq_id, message.c.envelope).where(message.c.dlq_id.in_(chunk))
+        found += [
+            dlq_id for dlq_id, text in db.execute(wanted) if _envelope(text).culprit.commutative
+        ]
+    return found
+
+
+def _reason(topic: str, row: Any, at: float | None) -> str:
+    place = "" if row.position is None else f", {topic}/{row.lane} at {row.position}"
+    when = "" if at is None else f" on {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"a newer event of its key was handled{when} (message {row.message_id}{place}): discard "
+        "this one if that made it void, or replay it with --commutative if order does not matter"
+    )
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK))

@@ -388,15 +388,15 @@ def test_a_dead_letter_store_that_is_down_acknowledges_nothing(bench: Bench) -> 
     """The poison stays on the broker until its letter is safe."""
     consumer = poisoned(bench, backoff=Backoff(first=0.02, ceiling=0.05))
     with bench.engine.begin() as db:
-        db.exec_driver_sql("ALTER TABLE holdfast_dlq_message RENAME TO hidden")
-        db.exec_driver_sql("CREATE TABLE holdfast_dlq_message (dlq_id TEXT)")
+        db.exec_driver_sql("ALTER TABLE holdfast_dlq_group RENAME TO hidden")
+        db.exec_driver_sql("CREATE TABLE holdfast_dlq_group (group_id TEXT)")
     bench.publish("bad", key="sick")
     with running(consumer):
         until(lambda: consumer.tally.released > 2, "several tries")
         assert bench.lag == 1
         with bench.engine.begin() as db:
-            db.exec_driver_sql("DROP TABLE holdfast_dlq_message")
-            db.exec_driver_sql("ALTER TABLE hidden RENAME TO holdfast_dlq_message")
+            db.exec_driver_sql("DROP TABLE holdfast_dlq_group")
+            db.exec_driver_sql("ALTER TABLE hidden RENAME TO holdfast_dlq_group")
         until(lambda: bench.lag == 0, "the letter is stored")
     assert len(bench.letters) == 1
 

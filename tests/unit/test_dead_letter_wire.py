@@ -162,3 +162,22 @@ def test_an_exported_letter_comes_back_whole() -> None:
     for line in (b"", b"{}", b"[1]", to_json(sent).replace(b'"payload":"', b'"payload":"!')):
         with pytest.raises(PoisonMessage, match="not an exported"):
             from_json(line)
+
+
+@pytest.mark.parametrize("names", ["items", "fields"])
+def test_sealed_fields_are_never_taken_for_plain_ones(names: str) -> None:
+    """However small the envelope must be: patterns stand for many paths, or it is not replayed."""
+    many = 1200 if names == "items" else 300
+    sealed = tuple(
+        f"items.{n}.pin" if names == "items" else f"pins.{'x' * 9}{n}" for n in range(many)
+    )
+    made = letter()
+    kept = msgspec.structs.replace(made.governance, subject="c-1", sealed=sealed, tenant="t")
+    made = msgspec.structs.replace(made, governance=kept)
+    back = from_topic(to_topic(made, most=2048))
+    assert back.governance.subject == "c-1"
+    if names == "items":
+        assert back.governance.sealed == ("items.*.pin",)
+        assert back.is_replayable
+    else:
+        assert not back.is_replayable

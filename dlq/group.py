@@ -1,0 +1,148 @@
+"""One failure group: how large the problem is, whom it hits, and which groups are meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.dlq.figures import Unfolded, hits, trends
+from holdfast.dlq.schema import group
+from holdfast.dlq.tally import KINDS, MOST_HITS, OPENING, state_after
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.engine import Connection
+
+STATES = ("new", "acknowledged", "muted", "resolved", "regressed")
+_MOST_NAMED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One problem: how large it is, whom it hits, since when, and what was said about it."""
+
+    group_id: str
+    title: str
+    state: str
+    kind: str
+    stage: str
+    error_type: str
+    topic: str
+    consumer_group: str
+    handler: str
+    pending: int
+    total: int
+    confirmed: int
+    discarded: int
+    parked: int
+    first_seen: float
+    last_seen: float
+    fingerprint: str
+    algorithm: str
+    sample: str
+    hints: dict[str, Any]
+    muted_until: float | None = None
+    owner: str | None = None
+    note: str | None = None
+    keys: int = 0
+    tenants: int = 0
+    versions: tuple[str, ...] = ()
+    trend: tuple[int, ...] = ()
+    """Arrivals in each of the last 24 hours, the current one last."""
+
+    @property
+    def keys_text(self) -> str:
+        """The number of keys hit, as far as they are counted."""
+        return f"{MOST_HITS}+" if self.keys >= MOST_HITS else str(self.keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Which groups are meant; nothing given means all that are not resolved."""
+
+    topic: str | None = None
+    consumer_group: str | None = None
+    kind: str | None = None
+    states: tuple[str, ...] = ("new", "acknowledged", "muted", "regressed")
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.states) - set(STATES):
+            raise ConfigurationError(f"state {min(unknown)!r}: use one of {', '.join(STATES)}")
+
+    def where(self, more: dict[str, Unfolded]) -> list[ColumnElement[bool]]:
+        """Return the conditions on the table of groups, some of which have changed since."""
+        equal = (
+            (group.c.topic, self.topic),
+            (group.c.consumer_group, self.consumer_group),
+            (group.c["class"], self.kind),
+        )
+        found: list[ColumnElement[bool]] = [
+            column == value for column, value in equal if value is not None
+        ]
+        if "resolved" not in self.states and len(more) <= _MOST_NAMED:
+            # What was resolved and has no new change is not even read.
+            found.append((group.c.state != "resolved") | group.c.group_id.in_(sorted(more)))
+        return found
+
+
+EVERY_OPEN = Which()
+
+_PLAIN = (
+    "group_id", "title", "stage", "error_type", "topic", "consumer_group", "handler",
+    "first_seen", "fingerprint", "algorithm", "sample", "muted_until", "owner", "note",
+)  # fmt: skip
+
+
+_NOTHING = Unfolded()
+
+
+def read_group(row: Any, more: dict[str, Unfolded], now: float) -> Group:
+    """Return the group in *row* with what has changed since."""
+    fresh = more.get(row["group_id"], _NOTHING)
+    sums = {kind: int(row[kind]) + fresh.kinds[kind] for kind in KINDS}
+    before = sum(row[k] for k in OPENING) - sum(row[k] for k in KINDS if k not in OPENING)
+    state = state_after(
+        row["state"], int(before), [pair for pair in fresh.kinds.items() if pair[1]]
+    )
+    pending = sums["arrived"] + sums["reopened"]
+    pending -= sums["confirmed"] + sums["discarded"] + sums["parked"]
+    if pending <= 0:
+        state = "resolved"  # its last message may have moved to another group
+    elif state == "muted" and (row["muted_until"] is None or row["muted_until"] <= now):
+        state = "new"
+    return Group(
+        kind=row["class"],
+        state=state,
+        pending=pending,
+        total=sums["arrived"],
+        last_seen=max(row["last_seen"], fresh.last),
+        hints=msgspec.json.decode(row["hints"]),
+        confirmed=sums["confirmed"],
+        discarded=sums["discarded"],
+        parked=sums["parked"],
+        **{name: row[name] for name in _PLAIN},
+    )
+
+
+def adorned(
+    db: Connection, found: Sequence[Group], more: dict[str, Unfolded], now: float
+) -> list[Group]:
+    """Return *found* with keys, tenants, versions and the trend."""
+    ids = [one.group_id for one in found]
+    counts, versions = hits(db, ids)
+    by_hour = trends(db, ids, more, now)
+    return [
+        replace(
+            one,
+            keys=counts.get((one.group_id, "key"), 0),
+            tenants=counts.get((one.group_id, "tenant"), 0),
+            versions=tuple(sorted(versions.get(one.group_id, []))),
+            trend=by_hour[one.group_id],
+        )
+        for one in found
+    ]

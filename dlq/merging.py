@@ -1,0 +1,87 @@
+"""A stored letter that fails again: what of its row changes, and which figures.
+
+What is on top is the latest failure, in the group of that failure; the earlier ones stay in
+the history. The original message, and where it came from, never change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.dlq.changes import change_row
+from holdfast.dlq.letter import MOST_FAILURES, Occurrence
+from holdfast.dlq.rows import PENDING, document, occurrences, read_envelope, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.dlq.letter import DeadLetter
+    from holdfast.dlq.rows import Row
+    from holdfast.dlq.triage import Triage
+
+_FAILURE = (
+    "group_id", "fingerprint", "handler", "service_version", "stage", "class", "error_type",
+    "error_text",
+)  # fmt: skip
+
+
+def is_same_message(stored: Row, row: Row) -> bool:
+    """Whether *row* is of the message in *stored*: marks of a replay are only headers."""
+    return all(stored[name] == row[name] for name in ("message_id", "consumer_group"))
+
+
+def merged(
+    stored: Row, letter: DeadLetter, row: dict[str, Any], triage: Triage | None, now: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the columns to set in *stored* and the changes of figures; nothing if it is known."""
+    kept = occurrences(stored["history"])
+    fresh = _fresh(letter.history.failures, kept, stored["occurrences"])
+    if not fresh:
+        return {}, []
+    together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
+    values: dict[str, Any] = {
+        "attempts": whole(stored["attempts"] + sum(one.attempts for one in fresh)),
+        "occurrences": stored["occurrences"] + len(fresh),
+        "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
+        "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),
+        "history": document(together),
+        "replay_count": max(stored["replay_count"], row["replay_count"]),
+    }
+    if triage is not None:
+        # It failed again: the next automatic retry is further away, and they are counted.
+        values |= triage.judge({**row, "retries": stored["retries"]}, now)
+    reopened = stored["state"] != PENDING
+    if reopened:
+        values |= {"state": PENDING, "stored_at": now}
+        values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
+    if row["last_failed_at"] >= stored["last_failed_at"]:
+        values |= _latest(stored, letter, row)
+    return values, _changes(stored, {**stored, **values}, now, reopened=reopened)
+
+
+def _latest(stored: Row, letter: DeadLetter, row: dict[str, Any]) -> dict[str, Any]:
+    """Return what shows the failure in *row*; an envelope of a newer version stays as it is."""
+    known = read_envelope(stored["envelope"])
+    if known.newer is not None:
+        return {}
+    latest = msgspec.structs.replace(known, culprit=letter.culprit, failure=letter.failure)
+    return {"envelope": document(latest), **{name: row[name] for name in _FAILURE}}
+
+
+def _changes(before: Row, after: Row, now: float, *, reopened: bool) -> list[dict[str, Any]]:
+    if before["group_id"] == after["group_id"]:
+        # Nothing is added by one that was pending; that it was seen is said all the same.
+        return [change_row(after, "reopened" if reopened else "arrived", now, int(reopened))]
+    came = change_row(after, "arrived", now)
+    if reopened:
+        return [came]
+    return [change_row(before, "arrived", before["stored_at"], -1), came]
+
+
+def _fresh(given: Sequence[Occurrence], kept: Sequence[Occurrence], count: int) -> list[Occurrence]:
+    """Return what the row does not know yet; failures older than all it keeps were known."""
+    known = {one.id for one in kept}
+    oldest = min((one.at for one in kept), default=0.0) if count > len(kept) else 0.0
+    return [one for one in given if one.id not in known and one.at >= oldest]

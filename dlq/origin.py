@@ -1,0 +1,98 @@
+"""Origin: what is the same for every failure of one consumer, and how it protects data."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.dlq.letter import Governance
+from holdfast.dlq.raised import clean
+from holdfast.dlq.redaction import SCRUBBED, Redaction
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from holdfast.dlq.vault import Vault
+    from holdfast.message import Message
+
+_MOST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What is the same for every failure of one consumer: who it is, and how it protects data.
+
+    *tenant*, *entity* and *subject* name the header, or with a leading `$.` the payload
+    field, that says whose message it is. *fields* are encrypted by the *vault* with the
+    subject's own key.
+    """
+
+    service_version: str = ""
+    git_sha: str = ""
+    host: str = ""
+    broker: str = ""
+    tenant: str | None = None
+    entity: str | None = None
+    subject: str | None = None
+    redaction: Redaction = SCRUBBED
+    vault: Vault | None = None
+    fields: tuple[str, ...] = ()
+    commutative: bool = False
+    """Whether the handler's messages of one key may take effect in any order."""
+    retention: float | None = None
+    """Seconds for which a closed message is kept; None: as long as the store says."""
+
+    def __post_init__(self) -> None:
+        if self.fields and self.vault is None:
+            raise ConfigurationError("fields are to be encrypted, but no vault holds the keys")
+        if self.fields and self.subject is None:
+            raise ConfigurationError("fields are encrypted per subject: say where it is, subject=…")
+
+
+NOWHERE = Origin()
+
+
+def protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
+    """Return *message* as it may be kept, and what was done to it."""
+    known = _Fields(message)
+    subject = known.find(origin.subject)
+    payload, redacted = origin.redaction.apply(message.payload)
+    sealed: tuple[str, ...] = ()
+    if origin.vault is not None and origin.fields and subject is not None:
+        payload, sealed, gone = origin.vault.seal_or_remove(payload, origin.fields, subject)
+        redacted += gone
+    if payload is not message.payload:
+        message = message.with_(payload=payload)
+    return message, Governance(
+        tenant=known.find(origin.tenant),
+        entity_ref=known.find(origin.entity),
+        subject=subject,
+        redacted=redacted,
+        sealed=sealed,
+    )
+
+
+class _Fields:
+    """Looks up what a header or a payload field says; decodes the payload at most once."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self._body: Any = None
+
+    def find(self, name: str | None) -> str | None:
+        """Return the text of *name*, or None."""
+        if name is None:
+            return None
+        if not name.startswith("$."):
+            text = self._message.headers.text(name)
+            return None if text is None else clean(text)[:_MOST_NAME]
+        if self._body is None:
+            self._body = {}
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._body = msgspec.json.decode(self._message.payload or b"{}")
+        value = self._body
+        for part in name[2:].split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return None if value is None else clean(str(value))[:_MOST_NAME]

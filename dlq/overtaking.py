@@ -1,0 +1,100 @@
+"""Overtaking: a newer event of a key was handled while an older one of it is a dead letter.
+
+Written down once for each dead letter, in the transaction of the newer event's effect, and
+only for keys that have an open dead letter: a replay must know, and nobody else pays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import select
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.positions import is_newer
+from holdfast.dlq.rows import PENDING, cut, key_hash
+from holdfast.dlq.schema import message, overtaken
+from holdfast.dlq.store import insert_ignoring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection
+
+    from holdfast.message import Message
+    from holdfast.ports import Delivery
+
+_CHUNK = 500
+
+
+class OpenLetter(NamedTuple):
+    """An open dead letter that nothing has overtaken yet: which message it is, and where from."""
+
+    dlq_id: str
+    message_id: str
+    lane: int | None
+    position: str | None
+
+    def is_before(self, message: Message, delivery: Delivery | None) -> bool:
+        """Whether *message*, handled after this letter was stored, is a newer event.
+
+        Where positions cannot be compared, what is handled later counts as newer: to hold
+        one too many costs a question, to let one pass brings back an old value.
+        """
+        if message.id == self.message_id:
+            return False
+        comparable = delivery is not None and delivery.lane.partition == self.lane
+        newer = is_newer(delivery.position, self.position) if comparable and delivery else None
+        return newer is None or newer
+
+
+def open_letters(
+    db: Connection, group: str, topic: str, keys: Iterable[bytes]
+) -> dict[bytes, list[OpenLetter]]:
+    """Return the open dead letters of *keys* that no newer event has overtaken."""
+    names = {key_hash(key): key for key in keys}
+    found: dict[bytes, list[OpenLetter]] = {}
+    hashes = sorted(name for name in names if name is not None)
+    for start in range(0, len(hashes), _CHUNK):
+        wanted = (
+            select(message.c.key_hash, *(message.c[name] for name in OpenLetter._fields))
+            .outerjoin(overtaken, overtaken.c.dlq_id == message.c.dlq_id)
+            .where(
+                message.c.key_hash.in_(hashes[start : start + _CHUNK]),
+                message.c.topic == cut(topic),
+                message.c.consumer_group == cut(group),
+                message.c.state == PENDING,
+                overtaken.c.dlq_id.is_(None),
+            )
+        )
+        for name, *values in db.execute(wanted):
+            found.setdefault(names[name], []).append(OpenLetter(*values))
+    return found
+
+
+def overtake(
+    db: Connection,
+    letters: Sequence[OpenLetter],
+    message: Message,
+    delivery: Delivery | None,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Write down which of *letters* the handled *message* has overtaken.
+
+    Call it in the transaction of the message's effect, not for one that dedup knew: its
+    effect is older than its delivery.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "dlq_id": letter.dlq_id,
+            "message_id": cut(message.id),
+            "lane": None if delivery is None else delivery.lane.partition,
+            "position": None if delivery is None else cut(str(delivery.position), 64),
+            "handled_at": clock.now().timestamp(),
+        }
+        for letter in sorted(letters)
+        if letter.is_before(message, delivery)
+    ]
+    for row in rows:
+        db.execute(insert_ignoring(db, overtaken), row)

@@ -1,0 +1,207 @@
+"""The messages of a plan on their way: read batch by batch, addressed, and fit to be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from sqlalchemy import and_, bindparam, case, select
+
+from holdfast.binary_rows import in_binary
+from holdfast.dlq.replay.letters import named
+from holdfast.dlq.replay.marks import Stamp
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.supersession import superseded
+from holdfast.dlq.replay.target import Place, target_topic
+from holdfast.dlq.restoring import opened
+from holdfast.dlq.rows import PENDING, Envelope, headers_of
+from holdfast.dlq.schema import message, overtaken, revision
+from holdfast.errors import ConfigurationError
+from holdfast.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.dlq.replay.plan import Plan
+    from holdfast.dlq.vault import Vault
+
+_envelope = msgspec.json.Decoder(Envelope).decode
+_NO_HEADERS = "[]"
+_edited = revision.c.revision.is_not(None)
+_PARTS = (
+    item.c.position.label("number"),
+    message.c.dlq_id,
+    message.c.message_id,
+    message.c.topic,
+    message.c.type,
+    message.c.source,
+    message.c.message_key,
+    case((_edited, revision.c.payload), else_=message.c.payload).label("payload"),
+    case((_edited, revision.c.headers), else_=message.c.headers).label("headers"),
+    message.c.event_at,
+    message.c.correlation_id,
+    message.c.causation_id,
+    message.c.content_type,
+    message.c.schema_ref,
+    message.c.traceparent,
+    message.c.consumer_group,
+    message.c.replay_count,
+    message.c.state,
+    # The envelope is long, and only that of a data subject can name encrypted fields.
+    case((message.c.subject.is_not(None), message.c.envelope)).label("envelope"),
+)
+_IN_RANGE = (
+    item.c.plan_id == bindparam("plan"),
+    item.c.position >= bindparam("start"),
+    item.c.position < bindparam("end"),
+)
+_BATCH = (
+    select(*_PARTS)
+    .join(message, message.c.dlq_id == item.c.dlq_id)
+    .outerjoin(
+        revision,
+        and_(revision.c.dlq_id == message.c.dlq_id, revision.c.revision == message.c.revision),
+    )
+    .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
+    .order_by(item.c.position)
+)
+_OVERTAKEN = (
+    select(item.c.position, item.c.dlq_id)
+    .join(overtaken, overtaken.c.dlq_id == item.c.dlq_id)
+    .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
+)
+_SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state != ItemState.CLAIMED)
+
+
+class Refusal(NamedTuple):
+    """A message of a plan that is not to be sent, and why."""
+
+    number: int
+    dlq_id: str
+    words: str
+    state: ItemState = ItemState.SKIPPED
+    holds: bool = True
+    """Whether what follows of its key must wait for somebody to decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Numbers *start* up to before *end* of a plan: what is to be sent of them."""
+
+    start: int
+    end: int
+    numbers: list[int]
+    ids: list[str]
+    messages: list[Message]
+    places: Collection[Place] = ()
+    unfit: tuple[Refusal, ...] = ()
+
+    def without(self, gone: Collection[int]) -> Batch:
+        """Return the batch without the numbers in *gone*."""
+        if not gone:
+            return self
+        kept = [index for index, number in enumerate(self.numbers) if number not in gone]
+        return Batch(
+            start=self.start,
+            end=self.end,
+            numbers=[self.numbers[index] for index in kept],
+            ids=[self.ids[index] for index in kept],
+            messages=[self.messages[index] for index in kept],
+            places=self.places,
+        )
+
+
+class Reader:
+    """Reads the batches of one plan as they are to be published."""
+
+    def __init__(self, plan: Plan, vault: Vault | None = None) -> None:
+        self._plan_id = plan.id
+        self._to_topic = plan.target
+        self._commutative = plan.policy.commutative
+        self._vault = vault
+        self._addresses: dict[Place, tuple[str, Stamp]] = {}
+
+    def batch(self, engine: Engine, start: int, end: int) -> Batch:
+        """Return what the plan still has to send from *start* up to before *end*, in order."""
+        where = {"plan": self._plan_id, "start": start, "end": end}
+        with engine.connect() as db:
+            late = [] if self._commutative else self._overtaken(db, start, end)
+            with in_binary(db):
+                cursor: Any = db.execute(_BATCH, where).cursor
+                rows = cursor.fetchall()
+        # Not inside: a vault reads the database itself, and SQLite lets only one in.
+        return self._made(rows, start, end, late)
+
+    def _made(self, rows: list[Any], start: int, end: int, unfit: list[Refusal]) -> Batch:
+        numbers, ids, found = [], [], []
+        places: set[Place] = set()
+        for row in rows:
+            (number, dlq_id, own_id, topic, kind, source, key, payload, headers, at, correlation,
+             causation, content, schema, trace, group, count, state, envelope) = row  # fmt: skip
+            if envelope is not None:
+                try:
+                    payload = opened(payload, _envelope(envelope).governance, self._vault)
+                except ConfigurationError as error:
+                    unfit.append(Refusal(number, dlq_id, str(error)))
+            if state != PENDING:
+                words = f"it is {state} meanwhile: there is nothing to send"
+                unfit.append(Refusal(number, dlq_id, words, holds=False))
+            places.add((topic, group))
+            target, stamp = self._addresses.get((topic, group)) or self._address(topic, group)
+            pairs = () if headers == _NO_HEADERS else headers_of(headers).pairs
+            numbers.append(number)
+            ids.append(dlq_id)
+            found.append(
+                Message(
+                    id=own_id,
+                    topic=target,
+                    payload=payload,
+                    type=kind,
+                    source=source,
+                    key=key,
+                    headers=stamp.on(pairs, dlq_id, count + 1),
+                    time=datetime.fromtimestamp(at, UTC),
+                    correlation_id=correlation,
+                    causation_id=causation,
+                    content_type=content,
+                    schema=schema,
+                    traceparent=trace,
+                )
+            )
+        return Batch(
+            start=start,
+            end=end,
+            numbers=numbers,
+            ids=ids,
+            messages=found,
+            places=places,
+            unfit=tuple(unfit),
+        )
+
+    def _overtaken(self, db: Connection, start: int, end: int) -> list[Refusal]:
+        """Return what a newer event of its key has overtaken since the plan was frozen."""
+        where = {"plan": self._plan_id, "start": start, "end": end}
+        numbers = {dlq_id: number for number, dlq_id in db.execute(_OVERTAKEN, where)}
+        if not numbers:
+            return []
+        return [
+            Refusal(numbers[dlq_id], dlq_id, words, ItemState.HELD, holds=False)
+            for dlq_id, words in superseded(db, named(db, sorted(numbers))).items()
+        ]
+
+    def settled(self, db: Connection, start: int, end: int) -> set[int]:
+        """Return the numbers from *start* up to before *end* that are not to be sent any more."""
+        where = {"plan": self._plan_id, "start": start, "end": end}
+        return set(db.execute(_SETTLED, where).scalars())
+
+    def _address(self, topic: str, group: str) -> tuple[str, Stamp]:
+        place = topic, group
+        target = target_topic(topic, group, self._to_topic)
+        stamp = Stamp(group=group, plan=self._plan_id, topic=topic)
+        found = self._addresses[place] = (target, stamp)
+        return found

@@ -1,0 +1,225 @@
+"""What an operator asks at night is answered: nothing looks like peace that is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import update
+
+from holdfast.dlq import capture, close
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.replay import Selection, Terms, freeze
+from holdfast.dlq.schema import message
+from holdfast.errors import Transient
+from holdfast.message import Message
+from tests.acceptance.test_dlq_cli import Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BOB = Warrant(actor="bob", reason="fixed")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    """Open a desk on SQLite."""
+    made = Desk(tmp_path, capsys)
+    yield made
+    made.engine.dispose()
+
+
+def first(desk: Desk) -> str:
+    """Return the id of the latest letter."""
+    return str(desk.json("list", "--state", "any")[0]["dlq_id"])
+
+
+def test_a_letter_is_explained_like_its_group(desk: Desk) -> None:
+    """Also on SQLite, where a second connection would wait for the first."""
+    desk.fail(3, ValueError("bad total"))
+    code, said, _ = desk.run("explain", first(desk))
+    assert code == 0
+    assert "looks like" in said
+    assert "triage" in said
+    assert said == desk.run("explain", desk.group())[1]
+
+
+@pytest.mark.parametrize(
+    "filters", [("--class", "bogus"), ("--state", "bogus")], ids=["class", "state"]
+)
+@pytest.mark.parametrize("command", ["groups", "list"])
+def test_a_filter_that_cannot_match_is_refused(
+    desk: Desk, command: str, filters: tuple[str, str]
+) -> None:
+    """A typing error must not look like peace."""
+    desk.fail(2, ValueError("bad total"))
+    code, _, error = desk.run(command, *filters)
+    assert code == 2
+    assert "bogus" in error
+    assert "use one of" in error
+
+
+def test_a_filter_that_matches_nothing_says_what_is_pending_without_it(desk: Desk) -> None:
+    """The topic may be mistyped."""
+    desk.fail(2, ValueError("bad total"))
+    said = desk.run("groups", "--topic", "ordesr")[1]
+    assert "nothing matches --topic ordesr" in said
+    assert "2 messages are pending" in said
+    assert "topic=ordesr" in desk.run("list", "--topic", "ordesr")[1]
+
+
+def test_triage_is_seen_where_the_problem_is(desk: Desk) -> None:
+    """What was decided, when the next retry is due, and what failed around it."""
+    desk.fail(2, Transient("gateway times out"))
+    said = desk.run("show", desk.group())[1]
+    assert "retry by itself after a while: 2, the next 20" in said
+    assert "looks like: " in said
+    assert desk.json("show", desk.group())["triage"]["retry"]["pending"] == 2
+    assert "2 wait for a retry, 0 are due now" in desk.run("stats")[1]
+
+
+def test_a_group_shows_a_message_that_is_pending(desk: Desk) -> None:
+    """Not the first one ever seen, which may be closed or pruned."""
+    desk.fail(1, ValueError("bad total"))
+    dead = first(desk)
+    with desk.engine.begin() as db:
+        close(db, [dead], "discarded", actor="ada", reason="x")
+        db.execute(update(message).values(closed_at=1.0))
+    assert desk.run("prune", "--older-than", "1d")[0] == 0
+    desk.fail(1, ValueError("bad total"))
+    (found,) = desk.json("groups")
+    assert found["state"] == "regressed"
+    assert desk.json("show", found["group_id"])["letter"]["dlq_id"] == first(desk)
+
+
+def test_a_parked_letter_is_reopened_with_a_reason(desk: Desk) -> None:
+    """The loop cap is no dead end: replay, edit and discard are possible again."""
+    desk.fail(2, ValueError("bad total"))
+    dead = first(desk)
+    with desk.engine.begin() as db:
+        close(db, [dead], "parked", actor=SYSTEM, reason="replayed 3 times")
+    code, _, error = desk.run("discard", "--id", dead, "--reason", "x", "--yes")
+    assert code == 1
+    assert "1 are parked" in error
+    assert "holdfast dlq reopen" in error
+    code, said, _ = desk.run("reopen", "--id", dead, "--reason", "fixed in 1.4.2", "--yes")
+    assert (code, said.strip()) == (0, "1 messages are pending again")
+    assert {row["state"] for row in desk.json("list", "--state", "any")} == {"pending"}
+    assert desk.run("reopen", "--id", dead, "--reason", "x", "--yes")[0] == 1
+    assert "reopen" in desk.run("audit")[1]
+    assert desk.run("discard", "--id", dead, "--reason", "void", "--yes")[0] == 0
+    assert desk.run("reopen", desk.group(), "--reason", "x", "--yes")[0] == 1
+    assert desk.run("reopen", "--id", dead, "--reason", "a mistake", "--yes")[0] == 0
+
+
+def test_what_a_plan_has_claimed_meanwhile_is_not_discarded(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator thought about it for a while; somebody else was quicker."""
+    desk.fail(3, ValueError("bad total"))
+    dead = first(desk)
+
+    def asked(*_args: object, **_more: object) -> None:
+        freeze(desk.engine, Selection(dlq_ids=(dead,)), Terms(), BOB)
+
+    monkeypatch.setattr("holdfast.cli.dlq.acts.confirm", asked)
+    code, said, _ = desk.run("discard", desk.group(), "--reason", "test data")
+    assert code == 0
+    assert "2 messages are discarded" in said
+    assert "1 were closed or claimed by a plan meanwhile" in said
+    assert [row["dlq_id"] for row in desk.json("list")] == [dead]
+
+
+def test_the_audit_is_found_by_who_and_what(desk: Desk) -> None:
+    """With the hour, in UTC, and the whole subject."""
+    desk.fail(1, ValueError("bad total"))
+    group = desk.json("groups")[0]["group_id"]
+    desk.run("ack", group, "--reason", "OPS-1", "--actor", "ada")
+    desk.run("mute", group, "--for", "1h", "--reason", "OPS-2", "--actor", "bob")
+    said = desk.run("audit", "--actor", "ada")[1]
+    assert "ada: acknowledge" in said
+    assert "bob" not in said
+    assert "Z" in said
+    assert len(desk.json("audit", "--subject", group[:8])) == 2
+    assert "no entry matches" in desk.run("audit", "--subject", "nothing")[1]
+
+
+def test_a_late_ack_is_refused(desk: Desk) -> None:
+    """The problem is over; its return must be told."""
+    desk.fail(1, ValueError("bad total"))
+    group = desk.group()
+    desk.run("discard", group, "--reason", "x", "--yes")
+    code, _, error = desk.run("ack", group, "--reason", "OPS-1")
+    assert code == 2
+    assert "nothing pending" in error
+
+
+def test_prune_says_what_it_would_delete(desk: Desk) -> None:
+    """Nothing is deleted by asking."""
+    desk.fail(2, ValueError("bad total"))
+    desk.run("discard", desk.group(), "--reason", "x", "--yes")
+    said = desk.run("prune", "--older-than", "0s", "--dry-run")[1]
+    assert "2 closed dead letters would be deleted" in said
+    assert len(desk.json("list", "--state", "any")) == 2
+
+
+def test_stats_warn_before_the_broker_forgets(desk: Desk) -> None:
+    """A day before its retention eats what is open."""
+    desk.fail(2, ValueError("bad total"))
+    with desk.engine.begin() as db:
+        db.execute(update(message).values(event_at=message.c.event_at - 6.5 * 86400))
+    said = desk.run("stats", "--retention", "orders=7d")[1]
+    assert "WARNING orders: 2 open dead letters near the retention of 7 d" in said
+    assert desk.json("stats", "--retention", "*=30d")["warnings"] == []
+    code, _, error = desk.run("stats", "--retention", "7d")
+    assert code == 2
+    assert "TOPIC=AGE" in error
+
+
+def test_the_trend_is_whole_on_a_narrow_terminal(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current hour is the right end: it must not be cut off."""
+    from holdfast.cli import display
+
+    monkeypatch.setattr(display.out, "_width", 80)
+    desk.fail(3, ValueError("bad total"))
+    assert "·" * 23 + "█" in desk.run("groups")[1]
+
+
+def test_a_topic_that_does_not_exist_is_not_collected_in_silence(desk: Desk) -> None:
+    """With the name that was meant, as far as the store knows it."""
+    desk.fail(1, ValueError("bad total"))
+    code, _, error = desk.run("collect", "orders.biling.dlq", "--broker", desk.broker, "--once")
+    assert code == 1
+    assert "no such topic: 'orders.biling.dlq' (did you mean orders.billing.dlq?)" in error
+
+
+BOMB = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m" + "a" * 10_000_000 + "\x00\ud800"
+VIEWS = (
+    ("stats",), ("groups",), ("list",), ("show",), ("explain",), ("audit",), ("export",),
+    ("replay", "--dry-run"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view[0])
+def test_ten_megabytes_of_hostile_text_are_harmless_in_every_view(
+    desk: Desk, view: tuple[str, ...]
+) -> None:
+    """Bounded, without anything that a terminal obeys; payload and key are no text at all."""
+    made = Message.new("orders", b"\xff\xfe\x00\x1b[2J", key=b"\x80k\x1b[2J")
+    error = RuntimeError(BOMB)
+    error.add_note(BOMB)
+    desk.home.put(capture(made, error, group="billing\x1b[2J", handler="shop.bill\x07"))
+    named = view[0] in ("show", "explain", "replay")
+    args = [view[0], *([desk.group()] if named else []), *view[1:]]
+    desk.run("ack", desk.group(), "--reason", BOMB[:5000], "--actor", "ada\x1b[2J")
+    if view[0] == "export":
+        args += ["--to", "-"]
+    for form in ([], ["--json"]) if view[0] != "export" else ([],):
+        code, said, error_said = desk.run(*args, *form)
+        assert code == 0, error_said
+        assert len(said) < 100_000
+        assert not set(said) & set("\x1b\x07\x9b\u202e\x00"), form
