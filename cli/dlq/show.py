@@ -176,7 +176,8 @@ def _show_letter(letter: DeadLetter, row: Any) -> None:
     say(f"dead letter {letter.dlq_id}  {row['state']}  message {made.id} ({made.type})")
     say(f"  {made.topic}/{source.lane} at {source.position}, {key}; event {made.time.isoformat()}")
     say(f"  failed {row['occurrences']} times, {when(row['first_failed_at'])} to "
-        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, replayed "
+        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, timeouts "
+        f"{letter.history.timeouts}, replayed "
         f"{row['replay_count']} times")  # fmt: skip
     if made.correlation_id:
         say(f"  correlation {made.correlation_id}  trace {made.traceparent or '–'}")
