@@ -32,7 +32,14 @@ def doctor(
             envvar="HOLDFAST_BROKER", show_default=False, help="Also see whether it answers."
         ),
     ] = None,
-    slot: Annotated[str, typer.Option(help="The WAL engine's slot.")] = "holdfast_outbox",
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_SLOT",
+            show_default=False,
+            help="The WAL engine's slot; holdfast_outbox_<database> unless set.",
+        ),
+    ] = None,
     publication: Annotated[
         str, typer.Option(help="The WAL engine's publication.")
     ] = "holdfast_outbox",

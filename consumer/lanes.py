@@ -179,7 +179,7 @@ class Lanes:
         with self._lock:
             if not work.dropped and work.delivery is not None:
                 work.dropped = True
-                self._unload(work.delivery.lane)
+                self._tray.went(work.delivery)
 
     def stop(self) -> None:
         """Issue nothing more; what runs may finish."""

@@ -6,6 +6,7 @@ from holdfast.outbox.lease_engine import LeaseEngine
 from holdfast.outbox.leases import LeaseTerms
 from holdfast.outbox.relay import Health, Relay
 from holdfast.outbox.schema import create_tables, metadata
+from holdfast.outbox.shard_sinks import ShardSinks
 from holdfast.outbox.staging import Outbox
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Outbox",
     "Relay",
     "RelayEngine",
+    "ShardSinks",
     "Step",
     "create_tables",
     "metadata",

@@ -7,14 +7,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from holdfast.backoff import Backoff
-from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError, DependencyDown, Remedy, Transient
-from holdfast.outbox.schema import metadata
-from holdfast.urls import mask
+from holdfast.errors import DependencyDown, Transient
+from holdfast.outbox.outages import is_outage, short, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from holdfast.outbox.engine import RelayEngine, Step
 
 log = logging.getLogger("holdfast.outbox")
-_NO_PRIVILEGE = "42501"
-_MYSQL_NO_PRIVILEGE = (1142, 1143)
 
 
 @dataclass(slots=True)
@@ -77,24 +73,27 @@ class Relay:
         finally:
             self._close()
 
-    def run_once(self, *, linger: Callable[[Step], bool] = lambda _: False) -> int:
+    def run_once(self, *, wait_more: Callable[[], bool] = lambda: False) -> int:
         """Publish until nothing is left, then end; outages raise. For cron and for tests.
 
-        *linger* is asked when a step found nothing to do, whether more is to be waited for.
+        With nothing to do, *wait_more* is asked whether something is still to come: events
+        of shards that another relay holds, say.
         """
-        total = idle = 0
+        total = 0
         try:
             while not self._stop.is_set():
-                step = self.engine.step()
+                try:
+                    step = self.engine.step()
+                except DBAPIError as error:
+                    if is_outage(error):
+                        raise
+                    raise unreadable(error) from error
                 self._note(step)
                 total += step.published
-                idle = idle + 1 if step.idle else 0
-                if idle and not linger(step):
+                if step.idle and not wait_more():
                     break
-                if idle:
-                    self._clock.wait(self._stop, self._idle.longest(idle))
-        except DBAPIError as error:
-            raise _explained(error) from error
+                if step.idle:
+                    self._clock.wait(self._stop, self._idle.ceiling)
         finally:
             self._close()
         return total
@@ -109,10 +108,9 @@ class Relay:
         except (DependencyDown, Transient) as error:
             self._wait_out(error)
         except DBAPIError as error:
-            explained = _explained(error)
-            if not isinstance(explained, DependencyDown):
-                raise explained from error
-            self._wait_out(explained)
+            if not is_outage(error):
+                raise unreadable(error) from error
+            self._wait_out(error)
         else:
             self._note(step)
             return step
@@ -132,7 +130,7 @@ class Relay:
     def _wait_out(self, error: Exception) -> None:
         health = self.health
         health.failures += 1
-        health.outage = _short(error)
+        health.outage = short(error)
         delay = self._backoff.delay(health.failures) or self._backoff.ceiling
         log.warning("relay waits %.1f s: %s", delay, health.outage)
         self._clock.wait(self._stop, delay)
@@ -141,23 +139,4 @@ class Relay:
         try:
             self.engine.close()
         except (DependencyDown, Transient, DBAPIError) as error:
-            log.warning("relay ended with work in flight, it will be done again: %s", _short(error))
-
-
-def _explained(error: DBAPIError) -> ConfigurationError | DependencyDown:
-    """Return *error* as an outage to wait for, or as what must be put right before."""
-    said = _short(error)
-    code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-    if getattr(error.orig, "sqlstate", None) == _NO_PRIVILEGE or code in _MYSQL_NO_PRIVILEGE:
-        return ConfigurationError(
-            f"{said}: grant the relay's user SELECT, INSERT, UPDATE and DELETE on "
-            f"{', '.join(sorted(metadata.tables))}"
-        )
-    passing = isinstance(error, OperationalError) or error.connection_invalidated
-    if passing or recognise(error) is Remedy.RETRY:
-        return DependencyDown(f"the database: {said}")
-    return ConfigurationError(f"the outbox cannot be read: {said}")
-
-
-def _short(error: Exception) -> str:
-    return mask(str(error)).split("\n[SQL", 1)[0].split("\n(Background", 1)[0]
+            log.warning("relay ended with work in flight, it will be done again: %s", short(error))

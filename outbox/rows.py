@@ -82,6 +82,7 @@ def staged(row: Row) -> Staged:
         type=row.type,
         time=_UNKNOWN,
         packed=row.headers,
+        shard=row.shard,
     )
 
 

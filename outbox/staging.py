@@ -140,7 +140,7 @@ class _Work:
         is_session = hasattr(session, "get_bind")
         db: Connection = session.connection(bind_arguments=_BOUND) if is_session else session
         dialect = db.dialect.name
-        _require_transaction(db)
+        require_transaction(db)
         rows = [values(message) for message in self.messages]
         if self.ordered:
             _take_turns(db, dialect, rows)
@@ -194,7 +194,7 @@ def _require_session(session: object) -> None:
         )
 
 
-def _require_transaction(db: Connection) -> None:
+def require_transaction(db: Connection) -> None:
     """Refuse a connection that commits each statement: the event would not share your fate."""
     level = db.get_execution_options().get("isolation_level")
     if level is None:

@@ -50,6 +50,7 @@ class KafkaBroker:
             release_keeps_order=True,
             pause=Pause.LANE,
             transactions=True,
+            fencing=True,
             max_message=self._driver.limit({}),
             replay=True,
         )
@@ -68,6 +69,7 @@ class KafkaBroker:
             self._clock,
             seconds=self._settings.publish_within,
             transactional=transactional_id is not None,
+            compresses=self._driver.compresses(native),
         )
 
     def source(

@@ -21,11 +21,9 @@ from sqlalchemy.orm import Session
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
 from holdfast.database import open_database
-from holdfast.outbox import Event, LeaseTerms, Outbox
-from holdfast.outbox.leases import Leases
+from holdfast.outbox import Event, Outbox
 from holdfast.testing import wait_until
 from tests.servers import Postgres, Redis
-from tests.shell import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,38 +339,6 @@ def test_once_says_when_the_broker_is_down(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert waiting(url) == 3
-
-
-def test_once_waits_for_the_leases_of_a_relay_that_died(tmp_path: Path) -> None:
-    """A cron job must not say that all is well while events wait behind a dead relay."""
-    url = f"sqlite:///{tmp_path}/shop.db"
-    shop(url, 0)
-    given = ("--database", url, "--broker", f"sqlite:///{tmp_path}/b.db")
-    with sidecar(tmp_path, *given, "--lease-seconds", "3") as running:
-        wait_until(
-            lambda: running.metric("holdfast_relay_leases_owned") > 0,
-            deadline=60,
-            what="it owns the shards",
-        )
-        running.process.kill()
-    shop(url, 3)
-    done = shell("relay", "--once", *given, "--lease-seconds", "3", cwd=tmp_path)
-    assert (done.returncode, done.stdout.strip()) == (0, "published 3 events"), done.stderr
-
-
-def test_once_says_when_other_relays_keep_events_waiting(tmp_path: Path) -> None:
-    """Exit code 3: the shards of these events are another's, and he does not publish them."""
-    url = f"sqlite:///{tmp_path}/shop.db"
-    shop(url, 3)
-    engine = open_database(url)
-    Leases(engine, LeaseTerms(seconds=600)).renew()
-    engine.dispose()
-    done = shell(
-        "relay", "--once", "--database", url, "--broker", "memory:", "--lease-seconds", "0.5",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stdout
-    assert "but 3 still wait" in done.stderr
 
 
 def test_the_wal_engine_is_chosen_by_a_flag(tmp_path: Path, postgres: Postgres) -> None:

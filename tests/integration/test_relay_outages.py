@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from holdfast import BrokerDown, ConfigurationError, Message
+from holdfast import BrokerDown, Message
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.ids import new_id
-from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
+from holdfast.outbox import LeaseEngine, LeaseTerms
 from holdfast.outbox.leased_sink import Hurried
 from holdfast.outbox.wal import WalEngine
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
@@ -137,19 +137,6 @@ def left(shop: Shop) -> int | None:
         return shop.left
     except DBAPIError:
         return None
-
-
-def test_missing_privileges_are_named_with_the_tables(shop: Shop) -> None:
-    """Waiting would not help: the relay ends, also `run_once`, and says what to grant."""
-    shop.ask("CREATE ROLE stranger LOGIN")
-    url = shop.engine.url.set(username="stranger")
-    engine = open_database(url.render_as_string(hide_password=False))
-    for run in ("run", "run_once"):
-        relay = Relay(LeaseEngine(engine, Recorder()))
-        with pytest.raises(ConfigurationError, match=r"grant .* on .*holdfast_outbox_shard"):
-            getattr(relay, run)()
-    engine.dispose()
-    shop.ask("DROP ROLE stranger")
 
 
 class Node(RabbitMQ):

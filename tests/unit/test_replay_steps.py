@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order, natural
+from holdfast.dlq.positions import place_of
+from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order
 from holdfast.dlq.replay.rate import Bucket, Rate
 from holdfast.dlq.replay.state import NotNow, PlanState, check_move
 from holdfast.dlq.replay.steps import (
@@ -71,12 +72,25 @@ def test_one_failure_stops_a_canary() -> None:
 def test_a_failure_ratio_above_the_limit_stops_a_running_plan() -> None:
     """Below the limit, or with too few outcomes to tell, it goes on."""
     running = {"total": 1000, "sent": 700}
-    few = Counted(**running, recent_confirmed=17, recent_failed=2)
+    few = Counted(**running, recent_confirmed=3, recent_failed=1)
     assert isinstance(next_step(few, POLICY), Send)
     fine = Counted(**running, recent_confirmed=95, recent_failed=5)
     assert isinstance(next_step(fine, POLICY), Send)
     bad = Counted(**running, recent_confirmed=94, recent_failed=6)
     assert isinstance(next_step(bad, POLICY), Stop)
+
+
+def test_failures_stop_a_plan_as_soon_as_no_success_can_make_up_for_them() -> None:
+    """Two at once are more than 5 % of any twenty; where none may fail, one is enough."""
+    counted = Counted(total=1000, sent=700, recent_failed=2)
+    step = next_step(counted, POLICY)
+    assert isinstance(step, Stop)
+    assert "2 of the last 2 failed again (100%" in step.reason
+    counted = Counted(total=1000, sent=700, recent_confirmed=10, recent_failed=1)
+    assert isinstance(next_step(counted, Policy(failure_ratio=0)), Stop)
+    half = Policy(failure_ratio=0.5)
+    assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=10), half), Send)
+    assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=11), half), Stop)
 
 
 def test_a_new_kind_of_failure_stops_a_plan() -> None:
@@ -125,8 +139,8 @@ def test_a_plan_that_has_ended_goes_nowhere() -> None:
 
 def test_positions_sort_by_number_and_not_by_text() -> None:
     """`9` comes before `10`, and a stream's `5-9` before `5-10`."""
-    assert sorted(["10", "9", "100"], key=natural) == ["9", "10", "100"]
-    assert sorted(["5-10", "5-9", "4-11"], key=natural) == ["4-11", "5-9", "5-10"]
+    assert sorted(["10", "9", "100"], key=place_of) == ["9", "10", "100"]
+    assert sorted(["5-10", "5-9", "4-11"], key=place_of) == ["4-11", "5-9", "5-10"]
 
 
 def test_the_canary_has_some_of_every_kind_and_version() -> None:
@@ -145,7 +159,7 @@ def test_no_message_goes_ahead_of_an_earlier_one_of_its_key(keys: int, canary: i
     order = arranged(in_source_order(letters), canary)
     assert sorted(c.dlq_id for c in order) == sorted(c.dlq_id for c in letters)
     for key in {c.key for c in order}:
-        positions = [natural(c.position) for c in order if c.key == key]
+        positions = [place_of(c.position) for c in order if c.key == key]
         assert positions == sorted(positions)
 
 
