@@ -24,7 +24,8 @@ class Policy:
     failure_ratio: float = 0.05
     """Stop when more than this share of the recent outcomes failed again."""
     least_outcomes: int = 20
-    """Outcomes below which a ratio says nothing."""
+    """Outcomes over which the ratio is taken at least; the failures among fewer stop the plan
+    once they are too many whatever the others will be."""
     patience: float = 60.0
     """Seconds without any outcome after which waiting at a gate ends in a stop."""
     replay_cap: int = 3
@@ -148,11 +149,9 @@ def trouble(counted: Counted, policy: Policy) -> str | None:
             "the new handler breaks in another way"
         )
     outcomes = counted.recent_confirmed + counted.recent_failed
-    if outcomes >= policy.least_outcomes:
-        ratio = counted.recent_failed / outcomes
-        if ratio > policy.failure_ratio:
-            return (
-                f"{counted.recent_failed} of the last {outcomes} failed again ({ratio:.0%}, "
-                f"at most {policy.failure_ratio:.0%} may)"
-            )
+    if counted.recent_failed > policy.failure_ratio * max(outcomes, policy.least_outcomes):
+        return (
+            f"{counted.recent_failed} of the last {outcomes} failed again "
+            f"({counted.recent_failed / outcomes:.0%}, at most {policy.failure_ratio:.0%} may)"
+        )
     return None

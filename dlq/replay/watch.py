@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     Observer = Callable[[Plan, Tally], Any]
 
-_WINDOW = 60.0  # seconds over which the failure ratio is taken
+_Sample = tuple[float, int, int]  # when, confirmed, failed
+
+_WINDOW = 60.0  # seconds over which the failure ratio is taken, more if little happens
 _APART = 0.5  # seconds between two counts while sending
 
 
@@ -35,7 +37,7 @@ class Watch:
         self._engine = engine
         self._clock = clock
         self._observe = observe
-        self._samples: deque[tuple[float, int, int]] = deque()
+        self._samples: deque[_Sample] = deque()
         self._changed_at = clock.monotonic()
         self._outcomes = -1
         self._sent = -1
@@ -65,7 +67,7 @@ class Watch:
         failed = counts[ItemState.FAILED_AGAIN] - found.forgiven
         if confirmed + failed != self._outcomes or found.sent != self._sent:
             self._outcomes, self._sent, self._changed_at = confirmed + failed, found.sent, now
-        before = self._before(now, confirmed, failed)
+        before = self._before(now, confirmed, failed, found.policy.least_outcomes)
         return Counted(
             total=found.total,
             sent=found.sent,
@@ -79,14 +81,22 @@ class Watch:
             idle=now - self._changed_at,
         )
 
-    def _before(self, now: float, confirmed: int, failed: int) -> tuple[float, int, int]:
-        """Return the counts at the start of the window."""
-        if not self._samples:
-            self._samples.append((now, confirmed, failed))
-        self._samples.append((now, confirmed, failed))
-        while len(self._samples) > 2 and self._samples[1][0] < now - _WINDOW:
-            self._samples.popleft()
-        return self._samples[0]
+    def _before(self, now: float, confirmed: int, failed: int, least: int) -> _Sample:
+        """Return the counts at the start of the window.
+
+        It reaches back a minute, and further until it holds *least* outcomes: a slow plan is
+        judged by as many as a fast one.
+        """
+        samples = self._samples
+        if not samples or (confirmed, failed) != samples[-1][1:]:
+            samples.append((now, confirmed, failed))
+        while (
+            len(samples) > 1
+            and samples[1][0] < now - _WINDOW
+            and confirmed + failed - sum(samples[1][1:]) >= least
+        ):
+            samples.popleft()
+        return samples[0]
 
 
 def plan_row(db: Connection, plan_id: str) -> Plan:

@@ -47,7 +47,7 @@ from holdfast.dlq.schema import overtaken
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
-from holdfast.testing import wait_until
+from holdfast.testing import VirtualClock, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq.replay.plan import Plan, Tally
     from holdfast.ports import Broker
 
 ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
@@ -277,6 +278,31 @@ def test_a_message_that_fails_again_holds_back_the_later_ones_of_its_key(small: 
     assert ending.kind is EndingKind.PARTLY
     assert small.effects()["k0"] == [0, 3, 6, 9]
     assert small.items(plan.id) == {"confirmed": 24, "failed_again": 1, "held": 5}
+
+
+@pytest.mark.parametrize(("ratio", "passing"), [(0.05, 1), (0.0, 1), (0.5, 3)])
+def test_a_slow_plan_stops_as_soon_as_a_fast_one(small: Shop, ratio: float, passing: int) -> None:
+    """The ratio is taken over the last outcomes, however long they took."""
+    small.fail(30, keys=30)
+    clock, source, handled = VirtualClock(auto=True), [], [0]
+
+    def consume(plan: Plan, _: Tally) -> None:
+        """Be the consumer, whose handler breaks after the first few."""
+        if plan.sent and not source:
+            source.append(small.broker.source(["orders.billing.replay"], group="billing"))
+        for delivery in source[0].poll(50, 0.0) if source else ():
+            small.billing.broken = lambda _: handled[0] >= passing
+            small.billing.handle(original(delivery.message))
+            handled[0] += 1
+            source[0].accept([delivery])
+
+    policy = Policy(canary=1, ramp=(), failure_ratio=ratio)
+    plan = small.freeze(Terms(policy=policy, rate=Rate.parse("15/m")))
+    ending = Sender(small.engine, small.broker, clock=clock, observe=consume).run(plan.id)
+    source[0].close()
+    assert ending.kind is EndingKind.STOPPED
+    assert "failed again" in ending.reason
+    assert small.items(plan.id)["failed_again"] <= max(20 * ratio, 1) + passing * ratio + 3
 
 
 def test_two_operators_never_send_one_message_twice(shop: Shop) -> None:

@@ -72,12 +72,25 @@ def test_one_failure_stops_a_canary() -> None:
 def test_a_failure_ratio_above_the_limit_stops_a_running_plan() -> None:
     """Below the limit, or with too few outcomes to tell, it goes on."""
     running = {"total": 1000, "sent": 700}
-    few = Counted(**running, recent_confirmed=17, recent_failed=2)
+    few = Counted(**running, recent_confirmed=3, recent_failed=1)
     assert isinstance(next_step(few, POLICY), Send)
     fine = Counted(**running, recent_confirmed=95, recent_failed=5)
     assert isinstance(next_step(fine, POLICY), Send)
     bad = Counted(**running, recent_confirmed=94, recent_failed=6)
     assert isinstance(next_step(bad, POLICY), Stop)
+
+
+def test_failures_stop_a_plan_as_soon_as_no_success_can_make_up_for_them() -> None:
+    """Two at once are more than 5 % of any twenty; where none may fail, one is enough."""
+    counted = Counted(total=1000, sent=700, recent_failed=2)
+    step = next_step(counted, POLICY)
+    assert isinstance(step, Stop)
+    assert "2 of the last 2 failed again (100%" in step.reason
+    counted = Counted(total=1000, sent=700, recent_confirmed=10, recent_failed=1)
+    assert isinstance(next_step(counted, Policy(failure_ratio=0)), Stop)
+    half = Policy(failure_ratio=0.5)
+    assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=10), half), Send)
+    assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=11), half), Stop)
 
 
 def test_a_new_kind_of_failure_stops_a_plan() -> None:
