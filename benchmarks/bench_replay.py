@@ -129,8 +129,7 @@ def _raised() -> ValueError:
 
 def _wire(engine: Engine, broker: Broker, plan: Plan) -> tuple[str, list[Message]]:
     """Return the messages as the plan publishes them, and their topic."""
-    with engine.connect() as db:
-        batch = Reader(plan.id, None).batch(db, 0, plan.total)
+    batch = Reader(plan).batch(engine, 0, plan.total)
     target = Target(broker, None)
     # A fresh cluster has no coordinator for groups yet.
     wait_until(lambda: target.prepare(batch.places) or True, what="the broker knows groups")

@@ -20,6 +20,8 @@ COMMANDS = (
          "Run the handlers of a consumer until SIGTERM or Ctrl-C."),
     Late("keys", "holdfast.cli.keys:app",
          "Keys that a consumer holds back, and what to do about them."),
+    Late("circuits", "holdfast.cli.circuits:app",
+         "Circuits that consumers share, and turning them by hand."),
     Late("dlq", "holdfast.cli.dlq:app", "See what failed and why, try the fix, replay it safely."),
     Late("outbox", "holdfast.cli.outbox:app", "Look into the outbox and handle parked keys."),
     Late("inbox", "holdfast.cli.inbox:app",

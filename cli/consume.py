@@ -3,28 +3,33 @@
 import importlib
 import logging
 import os
-import signal
-import subprocess
 import sys
 import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
-from prometheus_client import generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 
-from holdfast.backoff import Backoff
+from holdfast.circuit import BREAKERS, CircuitMetrics
 from holdfast.cli import logs
+from holdfast.cli.failures import EXIT_UNFINISHED
+from holdfast.cli.link import Family, Report, answer
 from holdfast.cli.logs import LogFormat, LogLevel
+from holdfast.cli.supervisor import Supervisor
 from holdfast.consumer import Consumer
+from holdfast.consumer.vitals import Vitals
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.endpoint import Endpoint
-from holdfast.outbox.probes import Verdict
+from holdfast.outbox.endpoint import Endpoint, host_and_port
 
 log = logging.getLogger("holdfast.cli")
 
-EXAMPLE = "Example: holdfast consume billing:consumer --workers 4"
+EXAMPLE = "Example: holdfast consume billing:consumer --workers 4 --http 127.0.0.1:9464"
 _RUN = "import sys; from holdfast.cli import main; sys.exit(main())"
-_HEALTHY_SECONDS = 30.0
+_GRACE_SECONDS = 15.0
+_HURRIED_SECONDS = 3.0
 
 
 def consume(
@@ -37,34 +42,54 @@ def consume(
         str | None,
         typer.Option(
             envvar="HOLDFAST_HTTP",
-            help="Serve /healthz, /readyz and /metrics here; with one process only.",
+            help="Serve /healthz, /readyz and /metrics here, for all workers; off unless set.",
         ),
     ] = None,
+    stall_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="HOLDFAST_STALL_SECONDS",
+            help="/healthz fails when a worker has not polled for so long.",
+        ),
+    ] = 120.0,
     log_format: Annotated[
         LogFormat, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="auto: JSON off a terminal.")
     ] = LogFormat.AUTO,
     log_level: Annotated[
         LogLevel, typer.Option(envvar="HOLDFAST_LOG_LEVEL", help="The least level to log.")
     ] = LogLevel.INFO,
+    link: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the handlers of a consumer until SIGTERM or Ctrl-C.
 
     What is in hand is finished and acknowledged first; the same signal once more ends it at
-    once. A worker process that dies is started again, later and later if it dies soon.
+    once, and nothing is lost by that. A worker process that dies is started again, later and
+    later if it dies soon. /healthz says whether all poll, /readyz whether all handle messages.
     """
     logs.configure(log_format, log_level)
+    if http is not None:
+        host_and_port(http)
     consumer = load(target)
-    if workers > 1:
-        if http is not None:
-            raise ConfigurationError("--http serves one process: leave it out with --workers")
-        Supervisor(target, workers, log_level.value).run()
-        return
-    endpoint = None if http is None else _endpoint(http, consumer)
-    try:
+    vitals = Vitals(consumer, stall_seconds=stall_seconds)
+    with ExitStack() as closing:
+        if workers > 1:
+            argv = [sys.executable, "-c", _RUN, "consume", target, "--workers", "1",
+                    "--stall-seconds", str(stall_seconds), "--log-format", log_format.value,
+                    "--log-level", log_level.value]  # fmt: skip
+            supervisor = Supervisor(argv, workers, stall_seconds=stall_seconds)
+            if http is not None:
+                closing.callback(_served(http, supervisor, supervisor.metrics).stop)
+            supervisor.run()
+            return
+        if link is not None:
+            answer(link, lambda number: _report(number, vitals, consumer), consumer.stop)
+        elif http is not None:
+            closing.callback(_served(http, vitals, lambda: _metrics(consumer)).stop)
+        _export_circuits()
+        ended = threading.Event()
+        closing.callback(ended.set)
+        _end_what_lingers(consumer, ended)
         consumer.run()
-    finally:
-        if endpoint is not None:
-            endpoint.stop()
 
 
 def load(target: str) -> Consumer:
@@ -84,75 +109,65 @@ def load(target: str) -> Consumer:
     return found
 
 
-def _endpoint(address: str, consumer: Consumer) -> Endpoint:
-    def alive() -> Verdict:
-        return Verdict(True, "runs")
-
-    def ready() -> Verdict:
-        running = consumer.running
-        if running is None:
-            return Verdict(False, "starting")
-        clerk = running.clerk
-        trouble = running.runtime.broker_down or (None if clerk is None else clerk.down)
-        return Verdict(trouble is None, trouble or "consumes")
-
-    endpoint = Endpoint(
-        address, alive=alive, ready=ready,
-        metrics=lambda: generate_latest(consumer.metrics.registry),
-    )  # fmt: skip
+def _served(address: str, judge: Vitals | Supervisor, metrics: Any) -> Endpoint:
+    endpoint = Endpoint(address, alive=judge.alive, ready=judge.ready, metrics=metrics)
     endpoint.start()
+    log.info("http://%s serves /healthz, /readyz and /metrics", endpoint.address)
     return endpoint
 
 
-class Supervisor:
-    """Keeps a number of worker processes running, and ends them together."""
+def _metrics(consumer: Consumer) -> bytes:
+    """Return the consumer's own metrics, and those of dead letters, circuits and the process."""
+    return b"".join(generate_latest(registry) for registry in _registries(consumer))
 
-    def __init__(self, target: str, workers: int, log_level: str) -> None:
-        self._argv = [
-            sys.executable, "-c", _RUN, "consume", target, "--log-level", log_level,
-        ]  # fmt: skip
-        self._count = workers
-        self._stopping = threading.Event()
-        self._backoff = Backoff(first=0.5, ceiling=30.0)
 
-    def run(self) -> None:
-        """Run until a signal comes; every worker has ended when this returns."""
-        before = {
-            number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        keepers = [threading.Thread(target=self._keep, args=(n,)) for n in range(self._count)]
-        self._live: set[subprocess.Popen[bytes]] = set()
-        for keeper in keepers:
-            keeper.start()
-        for keeper in keepers:
-            while keeper.is_alive():
-                keeper.join(0.2)  # short, so that signals are served
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _report(number: int, vitals: Vitals, consumer: Consumer) -> Report:
+    alive, ready = vitals.alive(), vitals.ready()
+    return Report(
+        number=number,
+        alive=alive.good,
+        why_alive=alive.why,
+        ready=ready.good,
+        why_ready=ready.why,
+        families=[
+            family for registry in _registries(consumer) for family in _families(registry.collect())
+        ],
+    )
 
-    def _asked(self, number: int, _frame: object) -> None:
-        self._stopping.set()
-        for process in list(self._live):
-            process.send_signal(number)
 
-    def _keep(self, number: int) -> None:
-        deaths = 0
-        while not self._stopping.is_set():
-            process = subprocess.Popen(self._argv, start_new_session=True)  # noqa: S603
-            self._live.add(process)
-            if self._stopping.is_set():  # the signal came while it was being started
-                process.terminate()
-            log.info("worker %d is process %d", number, process.pid)
-            try:
-                process.wait(_HEALTHY_SECONDS)
-            except subprocess.TimeoutExpired:
-                deaths = 0
-                process.wait()
-            self._live.discard(process)
-            if self._stopping.is_set():
+def _registries(consumer: Consumer) -> list[CollectorRegistry]:
+    own = consumer.metrics.registry
+    return [REGISTRY] if own is REGISTRY else [own, REGISTRY]
+
+
+def _export_circuits() -> None:
+    try:
+        BREAKERS.watch(CircuitMetrics().add)
+    except ValueError:
+        log.debug("the application exports its circuits itself")
+
+
+def _families(metrics: Iterable[Metric]) -> Iterable[Family]:
+    for metric in metrics:
+        samples: list[tuple[str, dict[str, str], float | None]] = [
+            (sample.name, dict(sample.labels), sample.value) for sample in metric.samples
+        ]
+        yield Family(metric.name, metric.documentation, metric.type, samples)
+
+
+def _end_what_lingers(consumer: Consumer, ended: threading.Event) -> None:
+    """Bound the end: a client library that hangs must not keep the process from ending."""
+
+    def watch() -> None:
+        while (running := consumer.running) is None:
+            if ended.wait(0.2):
                 return
-            deaths += 1
-            delay = self._backoff.delay(deaths) or 0.5
-            log.error("worker %d ended with %s, started again in %.1f s", number,
-                      process.returncode, delay)  # fmt: skip
-            self._stopping.wait(delay)
+        running.runtime.stopping.wait()
+        running.runtime.hurry.wait(consumer.settings.drain_seconds + _GRACE_SECONDS)
+        if ended.wait(_HURRIED_SECONDS):
+            return
+        log.error("ending without what is still in hand; nothing is lost, it comes again")
+        logging.shutdown()
+        os._exit(EXIT_UNFINISHED)
+
+    threading.Thread(target=watch, name="holdfast-end", daemon=True).start()

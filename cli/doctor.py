@@ -11,8 +11,8 @@ from rich.text import Text
 from holdfast.brokers import connect
 from holdfast.cli.display import out, plain, print_json
 from holdfast.cli.failures import sentence
+from holdfast.cli.opened import existing_database
 from holdfast.cli.options import Config, Database, Json
-from holdfast.database import open_database
 from holdfast.errors import HoldfastError
 from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
 from holdfast.urls import mask
@@ -32,7 +32,14 @@ def doctor(
             envvar="HOLDFAST_BROKER", show_default=False, help="Also see whether it answers."
         ),
     ] = None,
-    slot: Annotated[str, typer.Option(help="The WAL engine's slot.")] = "holdfast_outbox",
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_SLOT",
+            show_default=False,
+            help="The WAL engine's slot; holdfast_outbox_<database> unless set.",
+        ),
+    ] = None,
     publication: Annotated[
         str, typer.Option(help="The WAL engine's publication.")
     ] = "holdfast_outbox",
@@ -45,7 +52,7 @@ def doctor(
 
     Exit code 0 means healthy, 1 that something needs attention soon, 2 that it needs it now.
     """
-    engine = open_database(database)
+    engine = existing_database(database)
     limits = Limits(transaction_seconds=(transaction_seconds, max(transaction_seconds, 3600.0)))
     try:
         findings = Doctor(engine, limits=limits, slot=slot, publication=publication).examine()

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from holdfast.cli.display import err, plain
 from holdfast.errors import DependencyDown, HoldfastError, NotFound
+from holdfast.outbox.outages import is_outage
 from holdfast.urls import mask
 
 EXIT_NOT_FOUND = 1
@@ -39,7 +40,8 @@ def is_expected(error: Exception) -> bool:
 def is_wrong(error: Exception) -> bool:
     """Whether a database *error* says that the settings are wrong, not that it is down."""
     if not isinstance(error, OperationalError):
-        return isinstance(error, SQLAlchemyError)
+        passes = isinstance(error, DBAPIError) and is_outage(error)
+        return isinstance(error, SQLAlchemyError) and not passes
     origin: Any = error.orig
     code = origin.args[0] if origin is not None and origin.args else None
     return code in _MYSQL_WRONG or _WRONG.search(str(origin)) is not None

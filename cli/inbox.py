@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.options import Config, Database, Json, Yes
-from holdfast.database import open_database
+from holdfast.cli.dlq.opened import dead_letters
+from holdfast.cli.dlq.opened import warrant as warranted
+from holdfast.cli.opened import existing_database
+from holdfast.cli.options import Actor, Config, Database, Json, Reason, Yes
+from holdfast.dlq.audit import Audit
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.pruner import prune as prune_rows
 from holdfast.idempotency.stats import ConsumerStats, require_inbox
@@ -66,21 +69,31 @@ def prune(
 
 
 @app.command(epilog="Example: holdfast inbox forget billing/shop.bill 0190163d-8694-739b-aea5-"
-             "966c26f8ad91 --yes")  # fmt: skip
+             "966c26f8ad91 --reason 'effect was undone by hand' --yes")  # fmt: skip
 def forget(
     consumer: Consumer,
     ids: Annotated[list[str], typer.Argument(help="Ids (or keys) of handled messages.")],
     *,
     config: Config = None,
     database: Database,
+    reason: Reason,
+    actor: Actor = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Forget handled messages: when they come again, their effect happens a second time."""
+    """Forget handled messages: when they come again, their effect happens a second time.
+
+    Who did it and why goes into the audit trail, in the same transaction: holdfast dlq audit.
+    """
+    warrant = warranted(actor, reason)
     if not yes:
         _confirm(len(ids))
-    with _inbox(database) as engine:
-        forgotten = forget_rows(engine, consumer, ids)
+
+    def record(db: Connection, forgotten: list[str]) -> None:
+        Audit().append(db, warrant, "inbox.forget", consumer, {"messages": forgotten})
+
+    with _inbox(database) as engine, dead_letters(database):
+        forgotten = forget_rows(engine, consumer, ids, record=record)
     if not forgotten:
         raise NotFound(f"{consumer} remembers none of these {len(ids)} message(s)")
     if as_json:
@@ -113,7 +126,7 @@ def _row(found: ConsumerStats) -> tuple[object, ...]:
 
 @contextmanager
 def _inbox(url: str) -> Iterator[Engine]:
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             require_inbox(db)

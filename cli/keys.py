@@ -1,16 +1,15 @@
 """`holdfast keys`: keys that wait behind a dead letter or a later retry."""
 
-import getpass
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.opened import existing_database, system_user
 from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic
 from holdfast.consumer.desk import Desk
 from holdfast.consumer.tables import require_tables
-from holdfast.database import open_database
 from holdfast.outbox.audit import Warrant
 
 app = typer.Typer(
@@ -24,14 +23,14 @@ OnlyGroup = Annotated[str | None, typer.Option("--group", help="Only this group.
 
 
 def _desk(database: str) -> Desk:
-    engine = open_database(database)
+    engine = existing_database(database)
     with engine.connect() as db:
         require_tables(db)
     return Desk(engine)
 
 
 def _warrant(actor: str | None, reason: str) -> Warrant:
-    return Warrant(actor=getpass.getuser() if actor is None else actor, reason=reason)
+    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
 
 
 @app.command("list", epilog="Example: holdfast keys list --group billing")
@@ -119,3 +118,19 @@ def skip(
     """Discard the first messages parked behind a key; they are never handled."""
     gone = _desk(database).skip(group, topic, key, _warrant(actor, reason), count=count)
     say(f"skipped {gone} messages of {key}")
+
+
+@app.command(epilog="Example: holdfast keys audit --limit 20")
+def audit(
+    *, config: Config = None, database: Database, limit: Limit = 100, as_json: Json = False
+) -> None:
+    """Show who released or skipped what, or opened and closed a circuit, and why; newest first."""
+    entries = _desk(database).audited(limit=limit)
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    if not entries:
+        say("nothing was done by hand")
+        return
+    rows = [(f"{e.at:%Y-%m-%d %H:%M:%S}Z", e.actor, e.action, e.subject, e.reason) for e in entries]
+    print_table(("at", "actor", "action", "subject", "reason"), rows)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from holdfast.cli.failures import is_wrong, sentence
 from holdfast.errors import ConfigurationError
+from holdfast.outbox.outages import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +42,11 @@ class LateEngine:
                 self._engine = self._make()
             step = self._engine.step()
         except SQLAlchemyError as error:
-            if not self._is_proven and is_wrong(error):
-                raise ConfigurationError(sentence(error)) from error
-            raise
+            if self._is_proven or not is_wrong(error):
+                raise
+            if isinstance(error, ProgrammingError):
+                raise unreadable(error) from error
+            raise ConfigurationError(sentence(error)) from error
         self._is_proven = True
         return step
 

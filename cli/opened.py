@@ -1,11 +1,15 @@
-"""Opening the outbox for a command, and closing it again."""
+"""Opening the database for a command, and closing it again."""
 
 from __future__ import annotations
 
+import getpass
+import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.database import open_database
+from holdfast.errors import ConfigurationError
 from holdfast.outbox.tables import require_tables
 
 if TYPE_CHECKING:
@@ -14,10 +18,36 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 
+def existing_database(url: str) -> Engine:
+    """Return an engine for *url*; a SQLite file that is not there is not made by looking at it."""
+    engine = open_database(url)
+    require_file(engine)
+    return engine
+
+
+def require_file(engine: Engine) -> None:
+    """Raise unless the file of *engine*, if it is one of SQLite's, is there."""
+    path = engine.url.database
+    is_file = engine.dialect.name == "sqlite" and path not in (None, "", ":memory:")
+    if is_file and not str(path).startswith("file:") and not Path(str(path)).exists():
+        raise ConfigurationError(
+            f"there is no file {path}: look at --database (only  holdfast db upgrade  makes a "
+            "new database)"
+        )
+
+
+def system_user() -> str:
+    """Return who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return f"uid {os.getuid()}"
+
+
 @contextmanager
 def outbox_database(url: str) -> Iterator[Engine]:
     """Yield the database at *url* if it has the outbox tables; say so if it lacks them."""
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             require_tables(db)

@@ -63,8 +63,13 @@ def relay(
         ),
     ] = 120.0,
     slot: Annotated[
-        str, typer.Option(envvar="HOLDFAST_SLOT", help="The WAL engine's replication slot.")
-    ] = "holdfast_outbox",
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_SLOT",
+            show_default=False,
+            help="The WAL engine's replication slot; holdfast_outbox_<database> unless set.",
+        ),
+    ] = None,
     publication: Annotated[
         str, typer.Option(envvar="HOLDFAST_PUBLICATION", help="The WAL engine's publication.")
     ] = "holdfast_outbox",
@@ -76,6 +81,15 @@ def relay(
             help="With the WAL engine, also publish events that were emitted without a row.",
         ),
     ] = False,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_TRANSACTIONAL_ID",
+            help="Kafka only: publish in transactions, one per shard under this id and the "
+            "shard's number, so that the broker refuses a relay that was replaced. One id per "
+            "outbox. Slower: raise --batch.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -106,6 +120,7 @@ def relay(
             slot=slot,
             publication=publication,
             messages=messages,
+            transactional_id=transactional_id,
         )
     )
     if once:

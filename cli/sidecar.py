@@ -13,11 +13,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.brokers import connect
 from holdfast.cli.late_engine import LateEngine
+from holdfast.cli.opened import require_file
 from holdfast.cli.progress import shown_progress
 from holdfast.cli.stopping import stopped_by_signals
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.database import open_database
-from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
+from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks
 from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.endpoint import Endpoint, host_and_port
 from holdfast.outbox.measured_engine import MeasuredEngine
@@ -54,9 +56,10 @@ class RelaySettings:
     http: str | None = None
     drain_seconds: float = 20.0
     stall_seconds: float = 120.0
-    slot: str = "holdfast_outbox"
+    slot: str | None = None
     publication: str = "holdfast_outbox"
     messages: bool = False
+    transactional_id: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
@@ -86,7 +89,10 @@ class Sidecar:
                 "use --engine lease"
             )
         self._broker = connect(settings.broker)
-        self._sink: Sink | None = None
+        require_file(self._database)
+        self._sink: Sink | ShardSinks | None = None
+        if settings.transactional_id is not None:
+            self._sink = ShardSinks(self._broker, settings.transactional_id)
         late = LateEngine(settings.engine.value, self._make_engine)
         measured = MeasuredEngine(late, observe=self._observe_seconds)
         self._progress: Callable[[Step], None] = _ignored
@@ -94,6 +100,7 @@ class Sidecar:
         self._backlog = Backlog(self._database)
         self._sampler = Sampler(self._backlog)
         self._late = late
+        self._patient_until = 0.0
         self._metrics = RelayMetrics(self.relay.health, self._sampler, shards=self._shards)
         self._probes = Probes(self.relay.health, measured, stall_seconds=settings.stall_seconds)
 
@@ -118,7 +125,18 @@ class Sidecar:
             closing.callback(self._close)
             closing.enter_context(self._stopping())
             self._progress = closing.enter_context(shown_progress(self._total))
-            return self.relay.run_once()
+            self._patient_until = SYSTEM_CLOCK.monotonic() + 1.5 * self._settings.lease_seconds
+            return self.relay.run_once(wait_more=self._is_more_to_come)
+
+    def _is_more_to_come(self) -> bool:
+        """Whether events wait in shards that another relay holds, which may have died."""
+        if self._shards() == SHARDS or not (waiting := self._total()):
+            return False
+        if SYSTEM_CLOCK.monotonic() < self._patient_until:
+            return True
+        raise DependencyDown(
+            f"{waiting} events wait in shards that other relays hold: see  holdfast doctor"
+        )
 
     def _total(self) -> int:
         with suppress(SQLAlchemyError):  # the first step says what is wrong

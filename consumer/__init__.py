@@ -1,5 +1,6 @@
 """The consumer runtime: polls, hands messages to their handlers, settles them."""
 
+from holdfast.consumer.batches import Batches
 from holdfast.consumer.consumer import Consumer
 from holdfast.consumer.injection import Attempt
 from holdfast.consumer.metrics import ConsumerMetrics
@@ -12,6 +13,7 @@ from holdfast.effects import effect
 
 __all__ = [
     "Attempt",
+    "Batches",
     "Consumer",
     "ConsumerMetrics",
     "Ending",

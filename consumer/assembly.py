@@ -6,12 +6,14 @@ import logging
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.consumer.batch_performer import BatchPerformer
 from holdfast.consumer.books import translated
 from holdfast.consumer.chores import Chores
 from holdfast.consumer.circuits import shared
 from holdfast.consumer.clerk import Clerk
 from holdfast.consumer.crew import Crew
 from holdfast.consumer.gates import Gates
+from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
 from holdfast.consumer.runtime import Runtime
@@ -57,6 +59,7 @@ class Assembly:
     ) -> None:
         self._broker, self._group, self._routes = broker, group, routes
         self._books, self._home, self._owner = books, home, owner
+        self.routes, self.home = routes, home
         self._settings, self._clock = settings, clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
@@ -64,12 +67,16 @@ class Assembly:
         gates = Gates(routes.values(), clock)
         self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
         self._gates = gates
+        judge = Judge(books, settings=settings, tally=tally, metrics=metrics, stop=self._fail)
         performer = Performer(
-            self.lanes, books, owner=owner, settings=settings, tally=tally, metrics=metrics,
-            bury=self._bury, stop=self._fail,
+            self.lanes, books, judge, owner=owner, settings=settings, tally=tally,
+            metrics=metrics, bury=self._bury,
         )  # fmt: skip
+        batch = (
+            None if books is None else BatchPerformer(books, judge, clock=clock, metrics=metrics)
+        )
         self._crew = Crew(
-            self.lanes, performer, workers=settings.workers, tasks=settings.tasks,
+            self.lanes, performer, judge, batch, workers=settings.workers, tasks=settings.tasks,
             has_async=any(route.plan.is_async for route in routes.values()), clock=clock,
             finished=self._finished,
             farewells=[
@@ -145,9 +152,11 @@ class Assembly:
         attempt = 0
         while True:
             attempt += 1
+            self.runtime.pulse = self._clock.monotonic()
             try:
                 return self._broker.source(topics, group=self._group, listener=self.runtime)
             except BrokerDown as error:
+                self.runtime.broker_down = str(error)
                 log.error("the broker is down, the consumer waits for it: %s", error)  # noqa: TRY400
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):

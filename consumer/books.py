@@ -7,14 +7,19 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.transaction import DatabaseDown
 from holdfast.consumer.work import current_work
+from holdfast.dlq import closed
+from holdfast.dlq.letter import dead_letter_id
 from holdfast.dlq.overtaking import open_letters, overtake
-from holdfast.errors import DependencyDown
+from holdfast.dlq.rows import PENDING
+from holdfast.dlq.schema import message as letters
+from holdfast.errors import DependencyDown, StaleDelivery
 from holdfast.idempotency import Inbox, Ledger
 from holdfast.transactions import transact
 
@@ -77,6 +82,12 @@ class Books:
             self.ledger.failed(*work.identity, error)
         work.known = True
 
+    def crashed(self, work: Work) -> None:
+        """Count that *work* ended its process."""
+        with translated():
+            self.ledger.crashed(*work.identity)
+        work.known = True
+
     def alone(self, work: Work, owner: str) -> None:
         """Mark that *work* runs with nothing beside it."""
         with translated():
@@ -103,8 +114,18 @@ class Books:
 
         self.run(write)
 
+    def is_dead(self, db: Connection, work: Work) -> bool:
+        """Whether *work* is a message that waits among the dead letters: it came again."""
+        own = dead_letter_id(work.route.group, work.route.name, work.message)
+        found = select(letters.c.dlq_id).where(letters.c.dlq_id == own, letters.c.state == PENDING)
+        return db.execute(found).first() is not None
+
     def park_behind(self, work: Work) -> bool:
-        """Park *work* behind its key; False if the key is not held any more."""
+        """Park *work* behind its key; False if the key is not held any more.
+
+        A copy of a dead letter is done with as that letter is: it must not run when somebody
+        decides that the letter shall not.
+        """
         if self.held_total >= self._settings.most_held:
             raise TooManyHeld(
                 f"{self.held_total} messages are held, the most allowed (most_held): close their "
@@ -113,6 +134,8 @@ class Books:
         most = self._settings.most_held_per_key
 
         def write(db: Connection) -> int | None:
+            if self.is_dead(db, work):
+                return 0
             waiting = self.held.park(db, key_of(work), origin_of(work), work.attempt)
             if waiting is not None and waiting > most:
                 raise TooManyHeld(
@@ -123,6 +146,18 @@ class Books:
             return waiting
 
         return self.run(write) is not None
+
+    def is_free(self, work: Work) -> bool:
+        """Whether *work* may run at once: nothing of its key is held, or not any more."""
+
+        def look(db: Connection) -> bool:
+            key = key_of(work)
+            dlq_id = self.held.held_by(db, key)
+            if dlq_id and closed(db, [dlq_id]):
+                self.held.release(db, key)
+            return self.held.let_go(db, key) or not self.held.among(db, key.topic, [key.key_hash])
+
+        return self.run(look)
 
     def settle(self, db: Connection, work: Work) -> None:
         """Note in the transaction of its effect that *work* is done with."""
@@ -182,6 +217,11 @@ class Books:
             origin = work.delivery if work.row is None else work.row.origin
             overtake(db, work.passes, work.message, origin, clock=self._clock)
 
+    def confirm_all(self, db: Connection, works: list[Work]) -> None:
+        """Note in the one transaction of their effects that *works* were handled."""
+        for work in works:
+            self.confirm(db, work)
+
     def bury(self, work: Work, letter: Any, put: Callable[[Any, Connection], None]) -> None:
         """Store *letter* and hold its key: both or neither."""
 
@@ -210,14 +250,18 @@ class QuarantineHome:
     def __init__(self, books: Books, home: Any) -> None:
         self._books = books
         self._home = home
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable and its key is held."""
         work = current_work.get()
-        if connection is not None or work is None:
-            self._home.put(letter, connection)
-            return
-        self._books.bury(work, letter, self._home.put)
+        with _watched(self):
+            if connection is not None or work is None:
+                self._home.put(letter, connection)
+                return
+            require_ours(work)
+            self._books.bury(work, letter, self._home.put)
         work.letter = letter
 
 
@@ -229,14 +273,37 @@ class NotingHome:
     def __init__(self, home: Any) -> None:
         self._home = home
         self._lock = threading.Lock()  # threads do not share a sink
+        self.down: str | None = None
+        """Why the last letter could not be written, None if it could."""
 
     def put(self, letter: Any, connection: Connection | None = None) -> None:
         """Return once *letter* is durable."""
-        with self._lock:
-            self._home.put(letter, connection)
         work = current_work.get()
         if work is not None:
+            require_ours(work)
+        with self._lock, _watched(self):
+            self._home.put(letter, connection)
+        if work is not None:
             work.letter = letter
+
+
+def require_ours(work: Work) -> None:
+    """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
+    if work.dropped:
+        raise StaleDelivery(f"message {work.message.id} belongs to another member now")
+
+
+@contextmanager
+def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
+    """Note at *home* whether the letter could be written."""
+    try:
+        yield
+    except StaleDelivery:
+        raise
+    except Exception as error:
+        home.down = str(error)
+        raise
+    home.down = None
 
 
 def key_of(work: Work) -> HeldKey:

@@ -28,9 +28,12 @@ class SqlSharedState:
         self._clock = clock
 
     def read(self, name: str) -> Word | None:
-        """Return the last word about *name*."""
+        """Return the last word about *name*; a new one is entered, for operators to see."""
         with self._engine.connect() as db:
-            return _word(db, name)
+            word = _word(db, name)
+        if word is None:
+            transact(self._engine, lambda db: _enter(db, name), clock=self._clock)
+        return word
 
     def say_open(self, name: str, seconds: float) -> Word:
         """Declare *name* open for *seconds*."""
@@ -57,11 +60,8 @@ class SqlSharedState:
             change = update(circuit).where(circuit.c.name == name)
             raised = change.values(version=circuit.c.version + 1, **values)
             if db.execute(raised).rowcount == 0:
-                try:
-                    with db.begin_nested():
-                        db.execute(insert(circuit).values(name=name, version=1, **values))
-                except IntegrityError:  # a rival was first to speak of it
-                    db.execute(raised)
+                _enter(db, name)
+                db.execute(raised)
             word = _word(db, name)
             if word is None:
                 raise LookupError(name)
@@ -80,6 +80,14 @@ def shared(routes: Iterable[Route], engine: Engine, clock: Clock) -> list[Sharin
         if breaker is not route.limit  # how many messages die is each topic's own matter
     }
     return [Sharing(breaker, state) for breaker in found]
+
+
+def _enter(db: Connection, name: str) -> None:
+    try:
+        with db.begin_nested():
+            db.execute(insert(circuit).values(name=name, version=1, is_open=0, until=0.0))
+    except IntegrityError:
+        return  # a rival was first to speak of it
 
 
 def _word(db: Connection, name: str) -> Word | None:

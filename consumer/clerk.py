@@ -56,6 +56,8 @@ class Clerk:
         self._thread = threading.Thread(target=self._run, name="holdfast-clerk", daemon=True)
         self._busy = False
         self._next_chores = 0.0
+        self.pulse = clock.monotonic()
+        """When it last began to do something."""
         self.down: str | None = None
         """Why the database cannot be used, None while it can."""
 
@@ -121,6 +123,7 @@ class Clerk:
         attempt = 0
         while True:
             attempt += 1
+            self.pulse = self._clock.monotonic()
             try:
                 job()
             except HoldfastError as error:
@@ -143,7 +146,7 @@ class Clerk:
     def _admit(self, works: list[Work]) -> None:
         ready, held = self._books.run(lambda db: self._looked_up(db, works))
         known = set(map(id, ready))
-        self._undecided += [work for work in works if id(work) not in known]
+        self._undecided += [work for work in works if id(work) not in known and not work.dropped]
         self._lanes.admit(ready, held)
 
     def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:

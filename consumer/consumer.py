@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.brokers import connect
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.assembly import Assembly
+from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books, NotingHome, QuarantineHome
 from holdfast.consumer.metrics import ConsumerMetrics
 from holdfast.consumer.route import Route, Routing
@@ -80,24 +81,28 @@ class Consumer:
         self._assembly: Assembly | None = None
         self._stopped = threading.Event()
 
-    def on(self, topic: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated function for *topic*; its layers are checked here."""
+    def on(
+        self, topic: str, *, batch: Batches | int | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the decorated function for *topic*; its layers are checked here.
+
+        With *batch*, a size or `Batches`, so many messages share one transaction.
+        """
         if not topic:
             raise ConfigurationError("topic is empty: name the topic that the handler reads")
+        batches = Batches.of(batch)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
-            self._routes[topic] = self._routing.route(topic, function)
+            self._routes[topic] = self._routing.route(topic, function, batches)
             return function
 
         return register
 
     def explain(self) -> str:
         """Return every handler's plan as text."""
-        return "\n".join(
-            f"{topic} → {route.plan.explain()}" for topic, route in self._routes.items()
-        )
+        return "\n".join(f"{topic} → {route.explain()}" for topic, route in self._routes.items())
 
     def handler(self, topic: str) -> Single:
         """Return the handler of *topic* for a loop of your own: `handle(message) -> Outcome`."""
@@ -154,8 +159,11 @@ class Consumer:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 
-        def asked(_number: int, _frame: object) -> None:
+        def asked(number: int, _frame: object) -> None:
+            again = assembly.runtime.stopping.is_set()
             assembly.stop()
+            bound = f"finishing what is in hand, for at most {self.settings.drain_seconds:g} s"
+            log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 
         previous = {
             number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)

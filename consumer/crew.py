@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.consumer.daemons import DaemonThreads
+from holdfast.consumer.pools import Turn
 from holdfast.consumer.work import Released, Verdict, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.clock import Clock
+    from holdfast.consumer.batch_performer import BatchPerformer
+    from holdfast.consumer.judge import Judge
     from holdfast.consumer.lanes import Lanes
     from holdfast.consumer.performer import Performer
+    from holdfast.consumer.route import Route
 
 log = logging.getLogger("holdfast.consumer")
 _END = object()
@@ -40,6 +45,8 @@ class Crew:
         self,
         lanes: Lanes,
         performer: Performer,
+        judge: Judge,
+        batch: BatchPerformer | None,
         *,
         workers: int,
         tasks: int,
@@ -50,6 +57,8 @@ class Crew:
     ) -> None:
         self._lanes = lanes
         self._performer = performer
+        self._judge = judge
+        self._batch = batch
         self._clock = clock
         self._finished = finished
         self._farewells = farewells
@@ -84,6 +93,9 @@ class Crew:
             item = self._lanes.ready.get()
             if item is _END:
                 return
+            if isinstance(item, Turn):
+                self._take_batch(item.route)
+                continue
             try:
                 self._take(item)
             except BaseException:
@@ -94,7 +106,7 @@ class Crew:
 
     def _take(self, item: Work | Judgement) -> None:
         if isinstance(item, Judgement):
-            self._end(item.work, self._performer.judge(item.work, item.result, item.error))
+            self._judged(item.work, item.result, item.error)
             return
         work = item
         if not self._lanes.begin(work):
@@ -109,7 +121,30 @@ class Crew:
         if work.route.plan.is_async:
             self._submit(work)
         else:
-            self._end(work, self._performer.judge(work, *self._performer.run(work)))
+            self._judged(work, *self._performer.run(work))
+
+    def _take_batch(self, route: Route) -> None:
+        works = self._lanes.begin_batch(route)
+        if not works or self._batch is None:
+            return
+        verdicts: list[tuple[Work, Verdict]] = [(work, Released()) for work in works]
+        try:
+            verdicts = self._batch.perform(route, works, self._wait_for)
+        except BaseException:
+            log.critical("the consumer failed in itself: please report this", exc_info=True)
+        for work, verdict in verdicts:
+            if self._performer.after(work, verdict):
+                self._finished(work)
+        self._lanes.finish_batch(route, verdicts)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return what *coroutine* returns on the loop; a thread waits for it."""
+        assert self._loop is not None  # noqa: S101
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _judged(self, work: Work, result: Any, error: BaseException | None) -> None:
+        self._judge.ran(work, self._clock.monotonic() - work.started)
+        self._end(work, self._judge.judge(work, result, error))
 
     def _end(self, work: Work, verdict: Verdict) -> None:
         if self._performer.after(work, verdict):
@@ -126,7 +161,7 @@ class Crew:
             task = loop.create_task(self._perform(work), context=work.context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            work.task = lambda: loop.call_soon_threadsafe(task.cancel)
+            work.task = lambda: _cancel(loop, task)
 
         loop.call_soon_threadsafe(begin)
 
@@ -143,16 +178,20 @@ class Crew:
         assert self._loop is not None  # noqa: S101
         asyncio.set_event_loop(self._loop)
         # One for each task, or those that wait for a lock could keep its holder from going on.
-        self._loop.set_default_executor(
-            ThreadPoolExecutor(self._most_tasks, thread_name_prefix="holdfast-async")
-        )
+        self._loop.set_default_executor(DaemonThreads(self._most_tasks, "holdfast-async"))
         self._loop.run_forever()
         for farewell in self._farewells:
             self._loop.run_until_complete(farewell())
-        self._loop.close()
+        if not self._tasks:  # else a thread may still report to it, and must not fail at that
+            self._loop.close()
 
     def _end_loop(self) -> None:
         assert self._loop is not None  # noqa: S101
         for task in self._tasks:
             task.cancel()
         self._loop.call_later(0.2 if self._tasks else 0.0, self._loop.stop)
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    with suppress(RuntimeError):  # the loop has ended, and the task with it
+        loop.call_soon_threadsafe(task.cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,25 @@ from sqlalchemy import delete, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.held import Held, HeldKey, HeldRow, hash_of
-from holdfast.consumer.schema import audit, held, held_key
-from holdfast.errors import NotFound
+from holdfast.consumer.schema import audit, circuit, database_now, held, held_key
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.outbox.audit import in_utc
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.audit import Warrant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCircuit:
+    """One circuit that processes share through the database."""
+
+    name: str
+    is_open: bool
+    seconds: float
+    """How long until it may be tried again."""
 
 
 class NotHeld(NotFound):
@@ -36,6 +48,18 @@ class Waiting:
     dead_letter: str | None
     due: datetime | None
     note: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One line of the audit trail."""
+
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    reason: str
+    detail: dict[str, Any]
 
 
 class Desk:
@@ -92,6 +116,58 @@ class Desk:
             return int(gone)
 
         return transact(self._engine, act, clock=self._clock)
+
+    def open_circuit(self, name: str, seconds: float, warrant: Warrant) -> None:
+        """Hold the shared circuit *name* open for *seconds*, in every process; then it is tried."""
+        if not 0 < seconds < math.inf:
+            raise ConfigurationError(f"{seconds:g} s: a circuit is opened for more than 0 seconds")
+        self._turn(name, "circuit.open", warrant, is_open=1, until=database_now() + seconds,
+                   detail={"seconds": seconds})  # fmt: skip
+
+    def close_circuit(self, name: str, warrant: Warrant) -> None:
+        """Close the shared circuit *name* in every process, whatever they found out."""
+        self._turn(name, "circuit.close", warrant, is_open=0, until=0.0, detail={})
+
+    def circuits(self) -> list[SharedCircuit]:
+        """Return the circuits that processes share, by name."""
+        left = (circuit.c.until - database_now()).label("left")
+        wanted = select(circuit.c.name, circuit.c.is_open, left).order_by(circuit.c.name)
+        with self._engine.connect() as db:
+            return [
+                SharedCircuit(
+                    name=row.name,
+                    is_open=bool(row.is_open),
+                    seconds=max(0.0, float(row.left)) if row.is_open else 0.0,
+                )
+                for row in db.execute(wanted)
+            ]
+
+    def audited(self, *, limit: int = 100) -> list[Act]:
+        """Return what was done, newest first."""
+        latest = select(audit).order_by(audit.c.seq.desc()).limit(limit)
+        with self._engine.connect() as db:
+            return [
+                Act(at=in_utc(row.at), actor=row.actor, action=row.action, subject=row.subject,
+                    reason=row.reason, detail=row.detail)
+                for row in db.execute(latest)
+            ]  # fmt: skip
+
+    def _turn(
+        self, name: str, action: str, warrant: Warrant, *, is_open: int, until: Any,
+        detail: dict[str, Any],
+    ) -> None:  # fmt: skip
+        def act(db: Connection) -> None:
+            changed = update(circuit).where(circuit.c.name == name).values(
+                is_open=is_open, until=until, version=circuit.c.version + 1
+            )  # fmt: skip
+            if db.execute(changed).rowcount == 0:
+                raise NotFound(
+                    f"no process shares a circuit {name!r} here: see  holdfast circuits list ; "
+                    "circuits are shared by Consumer(…, share_circuits=True)"
+                )
+            self._record(db, warrant, action, name, detail)
+
+        transact(self._engine, act, clock=self._clock)
 
     def _require(self, db: Connection, group: str, topic: str, key: str) -> int:
         row = db.execute(select(held_key.c.parked).where(_is(group, topic, key))).first()

@@ -61,9 +61,29 @@ class Gates:
         with self._lock:
             return all(self._has_room(breaker) for breaker in work.route.breakers)
 
-    def is_shut(self, route: Route) -> bool:
-        """Whether the intake of this handler's topic is to be paused."""
-        return any(not isinstance(breaker.state, Closed) for breaker in route.breakers)
+    def shut(self, in_hand: Callable[[], Iterable[Work]]) -> set[Route]:
+        """Return the handlers whose intake is to be paused; *in_hand* is asked only if need be.
+
+        A circuit that may be tried needs messages to try it with: the intake of its topics
+        goes on until as many are in hand as there are permits left.
+        """
+        ailing = {
+            breaker
+            for route in self._routes
+            for breaker in route.breakers
+            if not isinstance(breaker.state, Closed)
+        }
+        if not ailing:
+            return set()
+        with self._lock:
+            room = {breaker: self._permits(breaker) for breaker in ailing}
+        for work in in_hand():
+            for breaker in work.route.breakers:
+                if breaker in room:
+                    room[breaker] -= 1
+        return {
+            route for route in self._routes if any(room.get(one, 1) <= 0 for one in route.breakers)
+        }
 
     def opens_in(self) -> float | None:
         """Return the seconds until an open circuit may be tried again; None: no moment known."""
@@ -77,15 +97,18 @@ class Gates:
         return min(moments, default=None)
 
     def _has_room(self, breaker: Breaker) -> bool:
+        if isinstance(breaker.state, Closed):
+            return True
+        return self._counts[breaker] < self._permits(breaker)
+
+    def _permits(self, breaker: Breaker) -> int:
+        """Return how many messages may try a circuit that is not closed."""
         match breaker.state:
-            case Open(until=until):
-                if until is None or self._clock.monotonic() < until:
-                    return False
-                return self._counts[breaker] < breaker.policy.permits
+            case Open(until=until) if until is None or self._clock.monotonic() < until:
+                return 0
             case HalfOpen(probes=probes):
-                told = probes.count(self._clock.monotonic()).calls
-                return self._counts[breaker] < breaker.policy.permits - told
-        return True
+                return breaker.policy.permits - probes.count(self._clock.monotonic()).calls
+        return breaker.policy.permits
 
 
 def note_outcome(breaker: Breaker | None, *, dead: bool) -> None:

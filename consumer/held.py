@@ -177,6 +177,11 @@ class Held:
         )
         return [(row.dlq_id, HeldKey(*row[:3])) for row in db.execute(wanted)]
 
+    def held_by(self, db: Connection, key: HeldKey) -> str | None:
+        """Return the dead letter that *key* waits for, None if there is none."""
+        found: str | None = db.execute(select(held_key.c.dlq_id).where(self._is(key))).scalar()
+        return found
+
     def release(self, db: Connection, key: HeldKey) -> bool:
         """Let *key* go on: what is parked runs in order, before anything newer."""
         freed = update(held_key).where(self._is(key)).values(dlq_id=None, due=0.0)

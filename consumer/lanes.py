@@ -5,44 +5,23 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
-from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from holdfast.consumer.work import LaneKey, Released, Settled, Verdict, Wait, Work
+from holdfast.consumer.key_lane import KeyLane, State
+from holdfast.consumer.pools import Pools, Turn
+from holdfast.consumer.tray import Tray
+from holdfast.consumer.work import Apart, LaneKey, Settled, Verdict, Wait, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from holdfast.clock import Clock
     from holdfast.consumer.gates import Gates
+    from holdfast.consumer.route import Route
     from holdfast.ports import Delivery, Lane
-
-
-class State(Enum):
-    """Why the head of a key lane does not run, or that it does."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    WAITING = "waiting"
-    GATED = "gated"
-    SUSPECT = "suspect"
-
-
-class KeyLane:
-    """The messages of one key in hand, in order."""
-
-    __slots__ = ("due", "holds", "key", "queue", "state")
-
-    def __init__(self, key: LaneKey) -> None:
-        self.key = key
-        self.queue: deque[Work] = deque()
-        self.state = State.PENDING
-        self.due = 0.0
-        self.holds = False
-        """Whether what comes next is to be parked behind an earlier message of its key."""
 
 
 class Lanes:
@@ -67,7 +46,8 @@ class Lanes:
         self._dropped = dropped
         self._lock = threading.RLock()
         self._lanes: dict[LaneKey, KeyLane] = {}
-        self._settled: list[Delivery] = []
+        self._tray = Tray()
+        self._pools = Pools(clock, self.ready.put)
         self._due: list[tuple[float, int, KeyLane]] = []
         self._order = itertools.count()
         self._gated: dict[KeyLane, None] = {}
@@ -77,8 +57,7 @@ class Lanes:
         self._alone = False
         self._stopped = False
         self.idle = threading.Condition(self._lock)
-        self.load: Counter[Lane] = Counter()
-        """Messages in hand by the partition they came from."""
+        self.load = self._tray.load
 
     # -- coming in -------------------------------------------------------------------
 
@@ -91,7 +70,7 @@ class Lanes:
                     lane = self._lanes[work.lane_key] = KeyLane(work.lane_key)
                 lane.queue.append(work)
                 if work.delivery is not None:
-                    self.load[work.delivery.lane] += 1
+                    self._tray.came(work.delivery)
 
     def admit(self, works: Iterable[Work], held: Collection[LaneKey] = ()) -> None:
         """Let *works* run; those of *held* keys are parked behind what is held."""
@@ -105,6 +84,9 @@ class Lanes:
                     lane.holds = True
                 if lane.state is State.PENDING and lane.queue and lane.queue[0] is work:
                     self._issue(lane)
+            wait = self._offer()
+        if wait is not None:
+            self._wake()
 
     # -- running ---------------------------------------------------------------------
 
@@ -114,32 +96,30 @@ class Lanes:
             work.begun = not work.dropped
             return work.begun
 
+    def begin_batch(self, route: Route) -> list[Work]:
+        """Return what of *route* may run in one transaction now; its keys keep their order."""
+        taken: list[Work] = []
+        with self._lock:
+            if self._stopped or self._suspects or self._alone:
+                self._pools.taken(route, taken)
+                return taken
+            size = self._pools.room(route)
+            for lane in self._pools.waiting(route):
+                if lane.state is State.POOLED and self._is_live(lane):
+                    taken += self._begin_some(lane, size - len(taken))
+                if len(taken) >= size:
+                    break
+            self._pools.taken(route, taken)
+            self._offer()
+            return taken
+
     def finish(self, work: Work, verdict: Verdict) -> None:
         """Take the *verdict* on a work that ran."""
-        with self._lock:
-            self._running.pop(work, None)
-            work.begun = False
-            lane = self._lanes[work.lane_key]
-            self._gates.left(work)
-            if self._alone:
-                self._alone = False
-            match verdict:
-                case Wait(delay=delay) if not work.dropped and not self._stopped:
-                    self._wait(lane, delay)
-                case Settled(holds=holds) if not work.dropped:
-                    lane.holds = lane.holds or holds
-                    if work.delivery is not None:
-                        self._settled.append(work.delivery)
-                    elif holds:  # the rest of a parked key waits on in the database
-                        self._discard(lane, [one for one in lane.queue if one is not work])
-                    self._pop(lane, work)
-                case Released() | Settled() | Wait():
-                    if work.delivery is not None and not work.dropped:
-                        self._unload(work.delivery.lane)
-                    self._pop(lane, work)
-            self._move_on()
-            self.idle.notify_all()
-        self._wake()
+        self._finish([(work, verdict)], None)
+
+    def finish_batch(self, route: Route, verdicts: Collection[tuple[Work, Verdict]]) -> None:
+        """Take the verdicts on a batch of *route*, in the order in which it was taken."""
+        self._finish(verdicts, route)
 
     def is_held(self, work: Work) -> bool:
         """Whether *work* is to be parked behind an earlier message of its key."""
@@ -165,6 +145,7 @@ class Lanes:
             moments = [self._due[0][0] - now] if self._due else []
             if self._gated:
                 moments += [seconds for seconds in (self._gates.opens_in(),) if seconds is not None]
+            moments += [seconds for seconds in (self._offer(),) if seconds is not None]
             return max(min(moments), 0.0) if moments else None
 
     # -- going out -------------------------------------------------------------------
@@ -172,46 +153,33 @@ class Lanes:
     def take_settled(self) -> list[Delivery]:
         """Return what may be acknowledged now, each once."""
         with self._lock:
-            settled, self._settled = self._settled, []
-            for delivery in settled:
-                self._unload(delivery.lane)
-            return settled
+            return self._tray.take()
 
     def put_back_settled(self, deliveries: list[Delivery]) -> None:
         """Keep *deliveries* for the next try: the broker did not take the word."""
         with self._lock:
-            self._settled[:0] = deliveries
-            for delivery in deliveries:
-                self.load[delivery.lane] += 1
+            self._tray.put_back(deliveries)
 
     def freeze(self, lanes: Collection[Lane]) -> None:
         """Forget what of *lanes* does not run; what runs may finish and be settled."""
-        gone = set(lanes)
         with self._lock:
-            for lane in list(self._lanes.values()):
-                mine = [
-                    work
-                    for work in lane.queue
-                    if work.delivery and work.delivery.lane in gone and not work.begun
-                ]
-                self._discard(lane, mine)
-                if mine:
-                    self._after_drop(lane)
+            self._forget(set(lanes), begun=False)
 
     def drop(self, lanes: Collection[Lane]) -> None:
         """Forget everything of *lanes* that does not run; what runs is not settled any more."""
         gone = set(lanes)
         with self._lock:
-            self._settled = [d for d in self._settled if d.lane not in gone]
-            for lane in list(self._lanes.values()):
-                mine = [w for w in lane.queue if w.delivery and w.delivery.lane in gone]
-                self._discard(lane, mine)
-                if mine:
-                    self._after_drop(lane)
-            for each in gone:
-                self.load.pop(each, None)
+            self._forget(gone, begun=True)
+            self._tray.drop(gone)
             self._move_on()
             self.idle.notify_all()
+
+    def forsake(self, work: Work) -> None:
+        """Note that somebody else has *work*: whatever comes of it here is not settled."""
+        with self._lock:
+            if not work.dropped and work.delivery is not None:
+                work.dropped = True
+                self._tray.went(work.delivery)
 
     def stop(self) -> None:
         """Issue nothing more; what runs may finish."""
@@ -223,10 +191,11 @@ class Lanes:
                     item = self.ready.get_nowait()
                     if isinstance(item, Work):
                         self._running.pop(item, None)
-                    else:
+                    elif not isinstance(item, Turn):
                         judgements.append(item)  # its message has run
             for item in judgements:
                 self.ready.put(item)
+            self._pools.forget_turns()
             self.idle.notify_all()
 
     # -- looking ---------------------------------------------------------------------
@@ -254,7 +223,7 @@ class Lanes:
     def is_empty(self) -> bool:
         """Whether nothing is in hand and nothing waits to be acknowledged."""
         with self._lock:
-            return not self._lanes and not self._settled
+            return not self._lanes and not self._tray
 
     # -- inside the lock -------------------------------------------------------------
 
@@ -270,6 +239,8 @@ class Lanes:
         elif self._suspects or self._alone:
             lane.state = State.SUSPECT
             self._stalled.append(lane)
+        elif work.route.batch is not None and lane.is_plain:
+            self._pools.add(work.route, lane)
         else:
             self._start(lane)
 
@@ -285,6 +256,67 @@ class Lanes:
         self.ready.put(work)
         return True
 
+    def _begin_some(self, lane: KeyLane, most: int) -> list[Work]:
+        """Begin the works at the head of *lane* that may share a batch."""
+        taken: list[Work] = []
+        for work in lane.plain(most):
+            if not self._gates.enter(work):
+                break
+            work.begun = True
+            self._running[work] = None
+            taken.append(work)
+        if taken:
+            lane.state = State.RUNNING
+        elif lane.is_plain:
+            lane.state = State.GATED
+            self._gated[lane] = None
+        else:
+            self._issue(lane)
+        return taken
+
+    def _finish(self, verdicts: Collection[tuple[Work, Verdict]], route: Route | None) -> None:
+        with self._lock:
+            if route is not None:
+                self._pools.ended(route)
+            self._alone = False
+            ended: dict[KeyLane, float | None] = {}
+            for work, verdict in verdicts:
+                self._running.pop(work, None)
+                work.begun = False
+                self._gates.left(work)
+                lane = self._lanes[work.lane_key]
+                delay = self._conclude(lane, work, verdict)
+                if ended.get(lane) is None:
+                    ended[lane] = delay
+            for lane, delay in ended.items():
+                if delay is None or not lane.queue:
+                    self._next(lane)
+                else:
+                    self._wait(lane, delay)
+            self._move_on()
+            self.idle.notify_all()
+        self._wake()
+
+    def _conclude(self, lane: KeyLane, work: Work, verdict: Verdict) -> float | None:
+        """Do what *verdict* says about *work*; return the seconds that its lane is to wait."""
+        if not work.dropped and not self._stopped:
+            if isinstance(verdict, Wait):
+                return verdict.delay
+            if isinstance(verdict, Apart):
+                work.single = work.single or verdict.single
+                return None
+        if isinstance(verdict, Settled) and not work.dropped:
+            lane.holds = lane.holds or verdict.holds
+            if work.delivery is not None:
+                self._tray.settle(work.delivery)
+            elif verdict.holds:  # the rest of a parked key waits on in the database
+                self._discard(lane, [one for one in lane.queue if one is not work])
+        elif work.delivery is not None and not work.dropped:
+            self._tray.went(work.delivery)
+        with suppress(ValueError):
+            lane.queue.remove(work)
+        return None
+
     def _wait(self, lane: KeyLane, delay: float) -> None:
         lane.state = State.WAITING
         lane.due = self._clock.monotonic() + delay
@@ -293,10 +325,17 @@ class Lanes:
     def _is_live(self, lane: KeyLane) -> bool:
         return bool(lane.queue) and self._lanes.get(lane.key) is lane
 
-    def _pop(self, lane: KeyLane, work: Work) -> None:
-        with suppress(ValueError):
-            lane.queue.remove(work)
-        self._next(lane)
+    def _forget(self, gone: Collection[Lane], *, begun: bool) -> None:
+        for lane in list(self._lanes.values()):
+            mine = [
+                work
+                for work in lane.queue
+                if work.delivery and work.delivery.lane in gone and (begun or not work.begun)
+            ]
+            self._discard(lane, mine)
+            if mine and not (lane.queue and lane.queue[0] in self._running):
+                self._gated.pop(lane, None)
+                self._next(lane)
 
     def _discard(self, lane: KeyLane, works: list[Work]) -> None:
         for work in works:
@@ -306,11 +345,6 @@ class Lanes:
                 self._dropped(work)
             elif work.task is not None:
                 work.task()
-
-    def _after_drop(self, lane: KeyLane) -> None:
-        if not (lane.queue and lane.queue[0] in self._running):
-            self._gated.pop(lane, None)
-            self._next(lane)
 
     def _next(self, lane: KeyLane) -> None:
         if not lane.queue:
@@ -332,6 +366,13 @@ class Lanes:
             lane = self._stalled.popleft()
             if lane.state is State.SUSPECT and self._is_live(lane):
                 self._issue(lane)
+        self._offer()
+
+    def _offer(self) -> float | None:
+        """Ask for workers for batches; return the seconds until an unfilled one goes out."""
+        if self._stopped or self._suspects or self._alone:
+            return None
+        return self._pools.offer()
 
     def _ungate(self) -> None:
         if self._suspects or self._alone:
@@ -342,7 +383,3 @@ class Lanes:
             elif self._gates.has_room(lane.queue[0]):
                 del self._gated[lane]
                 self._issue(lane)
-
-    def _unload(self, lane: Lane) -> None:
-        if self.load[lane] > 0:
-            self.load[lane] -= 1

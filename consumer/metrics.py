@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Lane
 
 OUTCOMES = ("handled", "duplicates", "failed", "released", "dead_lettered", "crashed")
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
@@ -31,6 +32,13 @@ class ConsumerMetrics:
             "How long handlers ran",
             ["topic"],
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.batch = Histogram(
+            "holdfast_consumer_batch_messages",
+            "How many messages were handled in one transaction, where handlers run in batches",
+            ["topic"],
+            buckets=_SIZES,
             registry=self.registry,
         )
         self._lag = Gauge(

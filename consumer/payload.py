@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from holdfast import upcast
-from holdfast.codec import JsonCodec, payload_annotation
+from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError, PoisonMessage
 from holdfast.layer import Call, Layer, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from holdfast.message import Message
 
 
 class Payload(Layer):
-    """Decodes once per run; what cannot be decoded is poison, no attempt is made."""
+    """Decodes once per run; what cannot be decoded is poison, no attempt is made.
+
+    A handler whose first parameter is annotated `Message` gets the message as it came.
+    """
 
     stage: ClassVar[Stage] = Stage.DECODE
     label: ClassVar[str] = "decode"
 
-    def __init__(self, function: Callable[..., Any], *, strict: bool) -> None:
-        self._annotation = payload_annotation(function)
-        self._decode = JsonCodec().decoder_for(self._annotation)
+    def __init__(self, annotation: Any, *, strict: bool) -> None:
+        self._annotation = annotation
+        self._takes_message = annotation is Message
+        self._decode = JsonCodec().decoder_for(None if self._takes_message else annotation)
         self._strict = strict
 
     def describe(self) -> str:
         """Say the type."""
+        if self._takes_message:
+            return "nothing: the handler takes the message" + (", strict" if self._strict else "")
         kind = "JSON" if self._annotation is None else getattr(self._annotation, "__name__", "")
         return (kind or str(self._annotation)) + (", strict" if self._strict else "")
 
@@ -38,4 +42,5 @@ class Payload(Layer):
             raise PoisonMessage(
                 f"message {message.id} has no correlation id: send one, or use strict=False"
             )
-        call.args = (self._decode(upcast.default.apply(message).payload),)
+        newest = upcast.default.apply(message)
+        call.args = (newest if self._takes_message else self._decode(newest.payload),)

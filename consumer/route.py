@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.circuit import Breaker, Circuit
+from holdfast.codec import payload_annotation
+from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
+from holdfast.consumer.unrun import require_runnable
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency.layer import Idempotent
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
 from holdfast.plan import Handler, Plan
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.clock import Clock
+    from holdfast.consumer.batches import Batches
     from holdfast.consumer.settings import Settings
 
 
@@ -38,6 +44,13 @@ class Route:
     breakers: tuple[Breaker, ...] = ()
     """The circuits that gate it, its dead-letter limit included."""
     limit: Breaker | None = field(default=None)
+    batch: BatchPlan | None = None
+    """How its messages share transactions; None: each has its own."""
+
+    def explain(self) -> str:
+        """Return the plan as text."""
+        shared = "" if self.batch is None else f"\n  batches: {self.batch.batches.describe()}"
+        return self.plan.explain() + shared
 
     @property
     def settles(self) -> bool:
@@ -59,18 +72,30 @@ class Routing:
         self._outbox = Outbox(source=group)
         self._async_engine: Any = None
 
-    def route(self, topic: str, function: Callable[..., Any]) -> Route:
+    def route(
+        self, topic: str, function: Callable[..., Any], batches: Batches | None = None
+    ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = function if isinstance(function, Handler) else Handler((), function)
         bare = handler.plan.function
+        name = name_of(bare)
+        require_runnable(bare, name)
+        self._require_database(handler.plan)
+        whole = batches is not None and batches.whole
+        if batches is not None:
+            check_batched(batches, handler.plan, self._engine)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits)
-        name = f"{bare.__module__}.{bare.__qualname__}"
-        plan = Plan(
-            sorted(self._layers(handler.plan, outage), key=lambda layer: layer.stage),
-            bare,
-            clock=self._clock,
+        annotation = element_annotation(bare) if whole else payload_annotation(bare)
+        payload = Payload(annotation, strict=self._settings.strict)
+        layers = sorted(
+            [*self._layers(handler.plan, outage), payload], key=lambda layer: layer.stage
         )
+        plan = Plan(layers, one_of_many(bare) if whole else bare, clock=self._clock)
+        batch = None
+        if batches is not None and self._engine is not None:
+            of_many = Plan(layers, bare, clock=self._clock)
+            batch = BatchPlan(batches, of_many, payload, self._engine)
         limit = self._limit(topic)
         breakers = tuple(circuit.breaker for circuit in circuits)
         return Route(
@@ -82,11 +107,19 @@ class Routing:
             outage=outage,
             breakers=breakers if limit is None else (*breakers, limit),
             limit=limit,
+            batch=batch,
         )
+
+    def _require_database(self, plan: Plan) -> None:
+        if self._engine is None and any(isinstance(layer, Idempotent) for layer in plan.layers):
+            raise ConfigurationError(
+                f"@idempotent on {plan.name}() remembers messages in the handler's transaction: "
+                "give the consumer a database, Consumer(…, database=…), or use "
+                "@idempotent(store=RedisInbox(…))"
+            )
 
     def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
         bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
-        layers.append(Payload(bare, strict=self._settings.strict))
         if outage.describe():
             layers.append(outage)
         wanted = wanted_by(bare)
@@ -139,3 +172,11 @@ class Routing:
         if policy is None:
             return None
         return Breaker(f"dead letters of {topic}", policy, clock=self._clock)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

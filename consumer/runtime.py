@@ -65,9 +65,12 @@ class Runtime:
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
         self._uncorrelated: set[str] = set()
+        self._drained = False
         self.stopping = threading.Event()
         self.hurry = threading.Event()
-        self.last_poll = clock.monotonic()
+        self.last_poll = self.pulse = clock.monotonic()
+        """When it last polled, and when it last did anything at all, an outage included."""
+        self.subscribed = False
         self.broker_down: str | None = None
 
     def wake(self) -> None:
@@ -91,13 +94,17 @@ class Runtime:
     def step(self, timeout: float = _POLL_SECONDS) -> int:
         """Poll once, hand over what came, settle what is done; return how much came."""
         source = self.source
+        self.pulse = self._clock.monotonic()
         wait = self._lanes.tick()
+        if source.caps.lease is not None:  # they are looked after between two polls
+            timeout = min(timeout, source.caps.lease / 4)
         try:
             self._apply_pauses(source)
             batch = source.poll(
                 self._settings.batch, timeout if wait is None else min(wait, timeout)
             )
-            self.last_poll = self._clock.monotonic()
+            self.last_poll = self.pulse = self._clock.monotonic()
+            self.subscribed = True
             if batch and not self.stopping.is_set():
                 self._take(batch)
             self._lanes.tick()
@@ -137,6 +144,7 @@ class Runtime:
                 break
             self.step(0.2)
         left = self._lanes.running()
+        self._drained = True  # whoever is not ready by now is not waited for again
         if left:
             log.error(
                 "%d handlers did not finish in time, their messages are not acknowledged: %s",
@@ -209,7 +217,7 @@ class Runtime:
         if self.stopping.is_set() or self._is_down() is not None:
             wanted = set(owned)
         else:
-            shut = {topic for topic, route in self._routes.items() if self._gates.is_shut(route)}
+            shut = {route.topic for route in self._gates.shut(self._lanes.in_hand)}
             wanted = {lane for lane in owned if self._is_full(lane) or lane.topic in shut}
         if source.caps.pause is Pause.NONE:
             return
@@ -232,12 +240,14 @@ class Runtime:
         soon = self._clock.monotonic() + lease / 2
         for work in self._lanes.in_hand():
             delivery = work.delivery
-            if delivery is None or delivery.lease_until is None or delivery.lease_until > soon:
+            if work.dropped or delivery is None:
+                continue
+            if delivery.lease_until is None or delivery.lease_until > soon:
                 continue
             try:
                 source.extend(delivery, lease)
             except StaleDelivery:
-                work.dropped = True
+                self._lanes.forsake(work)
                 log.warning("message %s went to somebody else", work.message.id)
 
     def _look_around(self, source: Source) -> None:
@@ -273,7 +283,8 @@ class Runtime:
         """Finish what runs of *lanes* within a bound, settle it, and let the rest go."""
         gone = set(lanes)
         self._lanes.freeze(gone)
-        until = self._clock.monotonic() + self._settings.revoke_seconds
+        patience = 0.0 if self._drained else self._settings.revoke_seconds
+        until = self._clock.monotonic() + patience
         with self._lanes.idle:
             while self._lanes.running(gone):
                 left = until - self._clock.monotonic()

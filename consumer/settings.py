@@ -77,10 +77,20 @@ class Settings:
             "crash_limit", "due_seconds", "takeover_seconds", "most_held_per_key", "most_held",
         )  # fmt: skip
         for name in positive:
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
-        if not self.drain_seconds >= 0:
-            raise ConfigurationError(f"drain_seconds={self.drain_seconds!r}: use 0 or more")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigurationError(f"{name}={value!r}: use more than 0")
+        for name in ("workers", "tasks", "batch", "backlog"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use a whole number")
+        seconds = self.drain_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ConfigurationError(f"drain_seconds={seconds!r}: use 0 or more")
+        try:
+            object.__setattr__(self, "order", Order(self.order))
+        except ValueError:
+            known = ", ".join(f"{one.value!r}" for one in Order)
+            raise ConfigurationError(f"order={self.order!r}: use one of {known}") from None
 
     @property
     def parks(self) -> bool:

@@ -7,10 +7,12 @@ import contextvars
 from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
+from holdfast.consumer.books import translated
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.transaction import before_commit
+from holdfast.consumer.unrun import require_ran
 from holdfast.consumer.work import Work, current_work
-from holdfast.errors import Remedy
+from holdfast.errors import DependencyDown, Remedy
 from holdfast.layer import Call
 from holdfast.message import begin_handling, handling
 
@@ -20,6 +22,20 @@ if TYPE_CHECKING:
     from holdfast.consumer.books import Books
     from holdfast.consumer.route import Route
     from holdfast.message import Message
+
+
+class KeyHeld(DependencyDown):
+    """An earlier message of its key is a dead letter, or waits for a retry: this one waits, too."""
+
+    def __init__(self, message: Message, topic: str) -> None:
+        super().__init__(
+            f"message {message.id} must not overtake its key {message.key_text!r} of {topic}: "
+            "close the dead letter that holds it, or use  holdfast keys release"
+        )
+
+
+class _DeadAlready(Exception):
+    """The message is one of the dead letters, and came again."""
 
 
 class Single:
@@ -34,28 +50,30 @@ class Single:
 
     def handle(self, message: Message) -> Outcome:
         """Handle *message*; acknowledge it if and only if the outcome says so."""
-        work, call = self._prepared(message)
+        work = Work(route=self._route, message=message, lane_key=())
         context = contextvars.copy_context()
         try:
             if self._is_held_back(work):
                 return Outcome(Ending.HELD_BACK)
+            call = self._prepared(work)
             context.run(_enter, work)
-            context.run(self._route.plan.run, call)
+            require_ran(context.run(self._route.plan.run, call))
         except Exception as error:  # noqa: BLE001 - the outcome carries it
             return self._given_back(work, error)
         return _done(work, call)
 
     async def handle_async(self, message: Message) -> Outcome:
         """Handle *message* with an `async def` handler."""
-        work, call = self._prepared(message)
+        work = Work(route=self._route, message=message, lane_key=())
         token = current_work.set(work)
         try:
             if await asyncio.to_thread(self._is_held_back, work):
                 return Outcome(Ending.HELD_BACK)
+            call = await asyncio.to_thread(self._prepared, work)
             with handling(message):
                 await self._route.plan.run_async(call)
         except Exception as error:  # noqa: BLE001
-            return self._given_back(work, error)
+            return await asyncio.to_thread(self._given_back, work, error)
         finally:
             current_work.reset(token)
         return _done(work, call)
@@ -64,24 +82,31 @@ class Single:
         books = self._books
         return books is not None and work.message.is_replay and books.is_held_back(work)
 
-    def _prepared(self, message: Message) -> tuple[Work, Call]:
-        work = Work(route=self._route, message=message, lane_key=())
-        attempt = 1
-        books = self._books
+    def _prepared(self, work: Work) -> Call:
+        message, books, consumer = work.message, self._books, self._route.consumer
+        call = Call((), {}, message=message, consumer=consumer)
         if books is not None:
-            found = books.ledger.standing(self._route.consumer, [message.id]).get(message.id)
+            with translated():
+                found = books.ledger.standing(consumer, [message.id]).get(message.id)
             if found is not None:
-                attempt, work.known = found.failed + 1, True
-        call = Call((), {}, message=message, consumer=self._route.consumer, attempt=attempt)
-        if books is not None:
+                call.attempt, work.known = found.failed + 1, True
+            if not message.is_replay and not books.is_free(work):
+                if books.run(lambda db: books.is_dead(db, work)):
+                    raise _DeadAlready
+                raise KeyHeld(message, self._route.topic)
             before_commit(call, lambda db: _settle(db, books, work))
-        return work, call
+        return call
 
     def _given_back(self, work: Work, error: BaseException) -> Outcome:
+        if isinstance(error, _DeadAlready):
+            return Outcome(Ending.DEAD_LETTERED)
         if classify(error) in (Remedy.PAUSE, Remedy.RELEASE):
             return Outcome(Ending.RELEASED, error)
         if self._books is not None:
-            self._books.failed(work, error)
+            try:
+                self._books.failed(work, error)
+            except DependencyDown as outage:
+                return Outcome(Ending.RELEASED, outage)
         return Outcome(Ending.FAILED, error)
 
 

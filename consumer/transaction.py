@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.classification import classify
 from holdfast.consumer.session import HandlerSession
+from holdfast.consumer.unrun import require_ran
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import require_live
+from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 COMMITTING = "holdfast.committing"
 """Key in `call.notes`: a list of functions of the connection, run before the commit."""
 
@@ -38,12 +41,7 @@ class Transaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: Engine) -> None:
-        # Stricter levels would fail on a rival's commit instead of seeing a duplicate.
-        self._engine = (
-            engine.execution_options(isolation_level="READ COMMITTED")
-            if engine.dialect.name == "postgresql"
-            else engine
-        )
+        self._engine = at_read_committed(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -56,7 +54,7 @@ class Transaction(Layer):
             session.connection()
         except BaseException as error:
             session.end(commit=False)
-            raise _translated(error, connecting=True) from error
+            raise outage_of(error, connecting=True) from error
         call.session = session
 
     def leave(self, call: Call) -> None:
@@ -66,39 +64,38 @@ class Transaction(Layer):
             run_committing(call, session.connection())
         except BaseException as error:
             session.end(commit=False)
-            raise _translated(error) from error
+            raise outage_of(error) from error
         try:
             session.end(commit=True)
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise outage_of(error) from error
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind; a lost connection is an outage, not a failed attempt."""
         session, call.session = call.session, None
         session.end(commit=False)
-        translated = _translated(error)
+        translated = outage_of(error)
         if translated is not error:
             raise translated from error
 
     async def enter_async(self, call: Call) -> None:
         """Begin in a thread; one that is cancelled meanwhile leaves no transaction open."""
-        beginning = asyncio.ensure_future(asyncio.to_thread(self.enter, call))
+        call.session = None
         try:
-            await asyncio.shield(beginning)
+            await to_the_end(self.enter, call)
         except asyncio.CancelledError:
-            await asyncio.wait([beginning])
-            if beginning.exception() is None:
-                session, call.session = call.session, None
-                await asyncio.to_thread(session.end, commit=False)
+            session, call.session = call.session, None
+            if session is not None:
+                await to_the_end(session.end, commit=False)
             raise
 
     async def leave_async(self, call: Call) -> None:
         """Commit in a thread, and to the end even if the task is cancelled meanwhile."""
-        await asyncio.shield(asyncio.to_thread(self.leave, call))
+        await to_the_end(self.leave, call)
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Roll back in a thread."""
-        await asyncio.shield(asyncio.to_thread(self.fail, call, error))
+        await to_the_end(self.fail, call, error)
 
 
 class AsyncTransaction(Layer):
@@ -108,11 +105,7 @@ class AsyncTransaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = (
-            engine.execution_options(isolation_level="READ COMMITTED")
-            if engine.dialect.name == "postgresql"
-            else engine
-        )
+        self._engine = at_read_committed(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -131,7 +124,7 @@ class AsyncTransaction(Layer):
             await session.connection()
         except BaseException as error:
             await _end(session, commit=False)
-            raise _translated(error, connecting=True) from error
+            raise outage_of(error, connecting=True) from error
         call.session = session
 
     async def leave_async(self, call: Call) -> None:
@@ -141,19 +134,26 @@ class AsyncTransaction(Layer):
             await session.run_sync(lambda sync: run_committing(call, sync.connection()))
         except BaseException as error:
             await _end(session, commit=False)
-            raise _translated(error) from error
+            raise outage_of(error) from error
         try:
             await asyncio.shield(_end(session, commit=True))
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise outage_of(error) from error
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind."""
         session, call.session = call.session, None
         await asyncio.shield(_end(session, commit=False))
-        translated = _translated(error)
+        translated = outage_of(error)
         if translated is not error:
             raise translated from error
+
+
+def at_read_committed(engine: AnyEngine) -> AnyEngine:
+    """Return *engine* at the level where a rival's commit is seen as a duplicate, not an error."""
+    if engine.dialect.name == "sqlite":
+        return engine  # one writer at a time
+    return engine.execution_options(isolation_level="READ COMMITTED")
 
 
 def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
@@ -162,10 +162,11 @@ def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
 
 
 def run_committing(call: Call, connection: Connection) -> None:
-    """Run what was asked for with `before_commit`; an aborted transaction is refused first.
+    """Run what was asked for with `before_commit`; a vain or aborted one is refused first.
 
     A database error that the handler swallowed would make the commit a silent rollback.
     """
+    require_ran(call.result)
     require_live(connection)
     for action in call.notes.get(COMMITTING, ()):
         action(connection)
@@ -183,7 +184,8 @@ def is_outage(error: BaseException, *, connecting: bool = False) -> bool:
     return connecting and kind and classify(error) is Remedy.RETRY
 
 
-def _translated(error: BaseException, *, connecting: bool = False) -> BaseException:
+def outage_of(error: BaseException, *, connecting: bool = False) -> BaseException:
+    """Return *error*, or `DatabaseDown` in its place where that is what it says."""
     if is_outage(error, connecting=connecting):
         return DatabaseDown(f"the consumer's database does not answer: {error.__class__.__name__}")
     return error

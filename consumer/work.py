@@ -63,6 +63,19 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     reported: float = 0.0
     task: Any = None
     permit: Any = None
+    single: bool = False
+    """Whether it failed in a batch: it runs by its own plan, which finds out why."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it may not run in a batch."""
+        return (
+            self.single
+            or self.suspect
+            or self.row is not None
+            or self.later is not None
+            or self.message.is_replay
+        )
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -90,7 +103,15 @@ class Released:
     """Verdict: not handled and nobody's fault; it is left to whoever gets it next."""
 
 
-Verdict = Settled | Wait | Released
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Verdict: its batch ended without it; it keeps its turn."""
+
+    single: bool
+    """Whether it is to run by itself: it failed. Else it only stood behind one that did."""
+
+
+Verdict = Settled | Wait | Released | Apart
 
 current_work: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
     "holdfast_work", default=None

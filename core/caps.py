@@ -66,6 +66,8 @@ class Caps:
     Kafka does so for sinks made with `transactional_id=`, where one refused message takes
     the others back, too; the embedded brokers and Redis do so for every batch.
     """
+    fencing: bool = False
+    """Whether a sink opened under the same transactional id shuts its elder out."""
     publish_dedup: float | None = None
     """Seconds within which a message id published twice is stored once."""
     max_message: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -52,13 +53,18 @@ class JsonCodec:
         if value is None:
             return None, None
         try:
-            return (value.encode(), TEXT) if isinstance(value, str) else (_json(value), JSON)
+            payload = value.encode() if isinstance(value, str) else _json(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             path, culprit = _culprit(value, "$", 0)
             raise InvalidMessage(
                 f"{path} is a {type(culprit).__name__} that JSON cannot hold ({error}): "
                 "convert it first, or pass bytes"
             ) from error
+        if isinstance(value, str):
+            return payload, TEXT
+        if b"null" in payload:
+            _require_finite(value, "$", 0)
+        return payload, JSON
 
     def decoder_for(self, annotation: Any) -> Decoder:
         """Return the decoder to *annotation*; only `X | None` takes tombstones."""
@@ -122,6 +128,16 @@ def _hook(value: object) -> object:
 _json = msgspec.json.Encoder(enc_hook=_hook).encode
 
 
+def _require_finite(value: object, path: str, depth: int) -> None:
+    """Refuse what JSON has no number for: msgspec would write null, and nobody would know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidMessage(
+            f"{path} is {value}, which JSON cannot hold: leave it out, or pass None or text"
+        )
+    for name, child in _children(value) if depth < _DEEPEST else ():
+        _require_finite(child, path + name, depth + 1)
+
+
 def _culprit(value: object, path: str, depth: int) -> tuple[str, object]:
     """Return the innermost value that does not serialise, with its path."""
     for name, child in _children(value) if depth < _DEEPEST else ():
@@ -135,12 +151,14 @@ def _culprit(value: object, path: str, depth: int) -> tuple[str, object]:
 def _children(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         yield from ((f".{key}", child) for key, child in value.items())
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", child) for index, child in enumerate(value))
     elif isinstance(value, msgspec.Struct):
         yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     elif dataclasses.is_dataclass(value):
         yield from ((f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value))
+    elif _is_pydantic(type(value)):
+        yield from _children(typing.cast("Any", value).model_dump(by_alias=True))
 
 
 def _strict_decoder(wanted: Any, full: Any) -> Callable[[bytes], Any]:

@@ -7,6 +7,7 @@ HoldfastError
 │   ├── InvalidUrl
 │   ├── PlanError
 │   ├── UnknownTopic
+│   ├── FencedOff
 │   └── Unsupported
 ├── NotFound                      FIX          nothing answers to the name that was given
 ├── InvalidMessage                FIX          refused before anything was sent
@@ -93,6 +94,10 @@ class UnknownTopic(ConfigurationError):
     def __init__(self, topic: str, fix: str) -> None:
         super().__init__(f"topic {topic!r} does not exist: {fix}")
         self.topic = topic
+
+
+class FencedOff(ConfigurationError):
+    """Another sink has opened the same transactional id: the broker takes nothing from this."""
 
 
 class Unsupported(ConfigurationError):

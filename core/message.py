@@ -13,6 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
 from holdfast.headers import EMPTY, HeaderInput, Headers
 from holdfast.ids import new_id
+from holdfast.trace_context import current_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +72,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return a new message with a fresh id.
 
         While another message is being handled, the new one inherits its correlation and
-        names it as its cause. Otherwise it starts a correlation of its own.
+        names it as its cause. Otherwise it starts a correlation of its own. It belongs to
+        the current OpenTelemetry span, or else to the trace of its cause.
         """
         if payload is not None and not isinstance(payload, bytes):
             raise InvalidMessage(
@@ -85,7 +87,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             id=own,
             topic=topic,
             payload=payload,
-            key=key.encode() if isinstance(key, str) else key,
+            key=_encoded(key) if isinstance(key, str) else key,
             type=type,
             source=source,
             headers=headers if isinstance(headers, Headers) else Headers(headers),
@@ -94,7 +96,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             causation_id=None if cause is None else cause.id,
             content_type=content_type,
             schema=schema,
-            traceparent=None if cause is None else cause.traceparent,
+            traceparent=current_traceparent() or (None if cause is None else cause.traceparent),
         )
 
     @property
@@ -160,6 +162,15 @@ def utc(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise InvalidMessage(f"time {moment.isoformat()} is naive: attach a timezone")
     return moment.astimezone(UTC)
+
+
+def _encoded(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(
+            f"key {key!r} cannot be written as UTF-8: remove the lone surrogate"
+        ) from error
 
 
 def _kind(value: object) -> str:

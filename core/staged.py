@@ -27,6 +27,8 @@ class Staged(Message, frozen=True, kw_only=True, gc=False):
     """
 
     packed: str
+    shard: int = 0
+    """Of the outbox: whoever leases it may publish this message."""
 
     def __post_init__(self) -> None:
         """Trust the row: it was checked when it was staged."""

@@ -25,11 +25,13 @@ from holdfast.dlq.letter import (
 )
 from holdfast.dlq.origin import NOWHERE, Origin, protected
 from holdfast.dlq.raised import clean, taken_apart, text_of, trace_of, type_name
+from holdfast.dlq.redaction import values_at, without
 from holdfast.errors import DecodeFailed, Remedy
 from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
-    from holdfast.dlq.redaction import Redaction
+    from collections.abc import Callable
+
     from holdfast.headers import Headers
     from holdfast.message import Message
     from holdfast.ports import Delivery
@@ -65,7 +67,8 @@ def capture(
     at = clock.now()
     host = origin.host or _host()
     dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message)
-    failure = _failure(error, stage, origin.redaction)
+    hidden = values_at(message.payload, origin.redaction.paths + origin.fields)
+    failure = _failure(error, stage, lambda text: without(origin.redaction.scrub(text), hidden))
     seconds = at.timestamp()
     occurrence = Occurrence(
         id=occurrence_id(dlq_id, at, host, lineage.replay_id),
@@ -130,8 +133,10 @@ def stage_of(error: BaseException) -> Stage:
     return Stage.DESERIALIZE if name.endswith("DecodeError") else Stage.HANDLE
 
 
-def _failure(error: BaseException, stage: Stage | str | None, redaction: Redaction) -> Failure:
-    chain, also = taken_apart(error, redact=redaction.scrub)
+def _failure(
+    error: BaseException, stage: Stage | str | None, redact: Callable[[str], str]
+) -> Failure:
+    chain, also = taken_apart(error, redact=redact)
     explicit = getattr(error, "__holdfast_fingerprint__", None)
     try:
         kind = class_of(error)
@@ -142,7 +147,7 @@ def _failure(error: BaseException, stage: Stage | str | None, redaction: Redacti
         kind=kind,
         chain=chain,
         also=also,
-        explicit=clean(explicit[:_MOST_NAME]) if isinstance(explicit, str) else None,
+        explicit=clean(redact(explicit[:_MOST_NAME])) if isinstance(explicit, str) else None,
         trace=trace_of(chain),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from holdfast.dlq.letter import (
     dead_letter_id,
 )
 from holdfast.dlq.raised import clean
+from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
-from holdfast.errors import DependencyDown, PoisonMessage
+from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.dlq")
 _BATCH = 500
 _POLL_SECONDS = 1.0
+_MOST_FAILURES = 3
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Collector:
         self._clock = clock
         self._backoff = Backoff(first=0.2, ceiling=30) if backoff is None else backoff
         self._stop = threading.Event()
+        self._accepted: set[int] = set()
         self.collected = Collected()
 
     def run(
@@ -74,36 +78,82 @@ class Collector:
         """
         failures = 0
         while not self._stop.is_set():
+            batch: list[Delivery] = []
             try:
                 batch = self._source.poll(_BATCH, _POLL_SECONDS)
                 if batch:
+                    self._accepted.clear()
                     self.collect(batch)
+                    failures = 0
                 elif until_idle and not any(self._source.lag().values()):
                     break
-                failures = 0
             except DependencyDown as error:
                 failures += 1
-                if until_idle and failures > 3:
+                if until_idle and failures > _MOST_FAILURES:
                     raise
                 delay = self._backoff.delay(failures) or self._backoff.ceiling
                 log.warning("nothing is collected for %.1f s: %s", delay, error)
                 self._clock.wait(self._stop, delay)
+                self._give_back(batch)
             if progress is not None:
                 progress(self.collected)
         self._source.flush()
         return self.collected
 
     def collect(self, batch: list[Delivery]) -> None:
-        """Store *batch*, then accept it."""
+        """Store *batch*, then accept it; one letter that cannot be stored holds up no other."""
         letters: dict[str, DeadLetter] = {}
         for delivery in batch:
             letter = self._letter(delivery)
             known = letters.get(letter.dlq_id)
             letters[letter.dlq_id] = letter if known is None else _later(known, letter)
-        self._store.put_all(list(letters.values()))
-        # Stored before accepted: a crash here collects the same letters again.
+        try:
+            self._store.put_all(list(letters.values()))
+        except Exception as error:
+            if not is_about_data(error):
+                raise
+            log.warning("letters are stored one by one: %s", error)
+        else:
+            # Stored before accepted: a crash here collects the same letters again.
+            self._accept(batch)
+            return
+        refused: Exception | None = None
+        for delivery in batch:
+            try:
+                self._one(delivery)
+            except Exception as error:
+                if not is_about_data(error):
+                    raise
+                log.error("message %s cannot be stored and stays on its topic: %s",  # noqa: TRY400
+                          delivery.position, error)  # fmt: skip
+                refused = error
+            else:
+                self._accept([delivery])
+        if refused is not None:
+            raise DependencyDown(f"a dead letter cannot be stored: {refused}") from refused
+
+    def _one(self, delivery: Delivery) -> None:
+        """Store one letter; what no column takes is stored as one that cannot be read."""
+        letter = self._letter(delivery)
+        try:
+            self._store.put(letter)
+        except Exception as error:
+            if not is_about_data(error) or isinstance(error, TooLarge):
+                raise
+            self.collected.unreadable += 1
+            self._store.put(_unreadable(delivery, error))
+
+    def _accept(self, batch: list[Delivery]) -> None:
         self._source.accept(batch)
         self.collected.stored += len(batch)
+        self._accepted.update(map(id, batch))
+
+    def _give_back(self, batch: list[Delivery]) -> None:
+        """Have what was not stored handed out again; a source hands out each once."""
+        for delivery in batch:
+            if id(delivery) not in self._accepted:
+                with contextlib.suppress(StaleDelivery, DependencyDown):
+                    self._source.release(delivery, blame=False)
 
     def stop(self) -> None:
         """End `run` after the batch in hand."""
@@ -141,7 +191,7 @@ def _later(known: DeadLetter, letter: DeadLetter) -> DeadLetter:
     return msgspec.structs.replace(last, history=history)
 
 
-def _unreadable(delivery: Delivery, error: PoisonMessage) -> DeadLetter:
+def _unreadable(delivery: Delivery, error: Exception) -> DeadLetter:
     """Return a letter for what has no readable envelope: it is a message that nobody handled."""
     message = delivery.message
     group, handler = "unknown", "unknown"

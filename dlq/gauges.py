@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.replay.unconfirmed import Unconfirmed
 from holdfast.dlq.retention import expiring
 from holdfast.dlq.stats import Stats, stats
 
@@ -44,6 +45,7 @@ class StoreGauges:
         self._lock = threading.Lock()
         self._latest: tuple[Stats, int] | None = None
         self._asked: float | None = None
+        self._unconfirmed = Unconfirmed(clock=clock)
         if registry is not None:
             registry.register(self)
 
@@ -72,6 +74,12 @@ class StoreGauges:
         for state, count in seen.groups_by_state.items():
             states.add_metric([state], count)
         yield states
+        yield _gauge("holdfast_replay_unconfirmed",
+                     "Replayed messages that the consumer has not confirmed.",
+                     self._unconfirmed.messages)  # fmt: skip
+        yield _gauge("holdfast_replay_unconfirmed_seconds",
+                     "For how long a plan waits for confirmations and none comes.",
+                     self._unconfirmed.seconds)  # fmt: skip
 
     def _sample(self) -> tuple[Stats, int] | None:
         with self._lock:
@@ -82,6 +90,8 @@ class StoreGauges:
             try:
                 seen = stats(self._engine, clock=self._clock)
                 soon = expiring(self._engine, retention=self._retention, clock=self._clock)
+                with self._engine.connect() as db:
+                    self._unconfirmed.sample(db)
                 self._latest = seen, sum(one.pending for one in soon)
             except Exception as error:  # noqa: BLE001 - a scrape must not fail with the store
                 log.warning("the dead-letter store cannot be measured: %r", error)

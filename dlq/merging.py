@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.dlq.changes import change_row
 from holdfast.dlq.letter import MOST_FAILURES, Occurrence
-from holdfast.dlq.rows import PENDING, document, occurrences, read_envelope
+from holdfast.dlq.rows import PENDING, document, occurrences, read_envelope, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def merged(
         return {}, []
     together = sorted((*kept, *fresh), key=lambda one: one.at)[-MOST_FAILURES:]
     values: dict[str, Any] = {
-        "attempts": stored["attempts"] + sum(one.attempts for one in fresh),
+        "attempts": whole(stored["attempts"] + sum(one.attempts for one in fresh)),
         "occurrences": stored["occurrences"] + len(fresh),
         "first_failed_at": min(stored["first_failed_at"], row["first_failed_at"]),
         "last_failed_at": max(stored["last_failed_at"], row["last_failed_at"]),

@@ -13,6 +13,9 @@ from holdfast.urls import mask
 
 REDACTED = "***"
 _MOST_TEXT = 4_000
+_MOST_VALUES = 200
+_MOST_VALUE = 1_000
+_LEAST_VALUE = 3  # a shorter one says nothing, and would take half of a text away
 # Bounded repeats: hostile text costs linear time.
 _SECRETS = re.compile(
     r"(?i)(?P<lead>\b[a-z0-9_.-]{0,40}(?:password|passwd|secret|token|api[_-]?key|credential)"
@@ -63,6 +66,37 @@ class Redaction:
 
 SCRUBBED = Redaction()
 """Keeps the payload and takes secrets out of texts."""
+
+
+def values_at(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of the values at *paths*, the longest first, as an error may quote them."""
+    found: set[str] = set()
+
+    def note(value: Any) -> Any:
+        waiting = [value]
+        while waiting and len(found) < _MOST_VALUES:
+            one = waiting.pop()
+            if isinstance(one, dict):
+                waiting += one.values()
+            elif isinstance(one, list):
+                waiting += one
+            elif isinstance(one, (str, int, float)) and not isinstance(one, bool):
+                found.add(str(one)[:_MOST_VALUE])
+        return value
+
+    changed(payload, paths, note)
+    return tuple(sorted((text for text in found if len(text) >= _LEAST_VALUE), key=_longest))
+
+
+def without(text: str, values: tuple[str, ...]) -> str:
+    """Return *text* with *values* taken out."""
+    for value in values:
+        text = text.replace(value, REDACTED)
+    return text
+
+
+def _longest(text: str) -> tuple[int, str]:
+    return -len(text), text
 
 
 def parse_path(path: str) -> tuple[str, ...]:

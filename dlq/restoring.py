@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.dlq.redaction import REDACTED, changed
 from holdfast.dlq.vault import sealed_in
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.dlq.letter import DeadLetter, Governance
     from holdfast.dlq.vault import Vault
     from holdfast.message import Message
@@ -20,7 +23,7 @@ class NotReplayable(ConfigurationError):
 def restored(letter: DeadLetter, vault: Vault | None = None, *, edited: bool = False) -> Message:
     """Return the message of *letter* with its sealed fields opened.
 
-    *edited* says that an edit has put redacted fields back. `NotReplayable` when the bytes
+    *edited* says that an edit may have put redacted fields back. `NotReplayable` when the bytes
     would not be the original's: redacted, sealed without a *vault*, forgotten, or of a
     newer envelope than this version reads.
     """
@@ -30,9 +33,12 @@ def restored(letter: DeadLetter, vault: Vault | None = None, *, edited: bool = F
             f"{letter.dlq_id} has an envelope of version {letter.schema_version}: upgrade "
             "Holdfast to replay it"
         )
-    if governance.redacted and not edited:
+    gaps = governance.redacted
+    if edited:
+        gaps = redacted_in(letter.message.payload, gaps)
+    if gaps:
         raise NotReplayable(
-            f"{letter.dlq_id} lacks the redacted fields {', '.join(governance.redacted)}: put "
+            f"{letter.dlq_id} lacks the redacted fields {', '.join(gaps)}: put "
             "them back with  holdfast dlq edit  first, or discard it"
         )
     payload = opened(letter.message.payload, governance, vault)
@@ -54,3 +60,20 @@ def opened(payload: bytes | None, governance: Governance, vault: Vault | None) -
             "--master-key-file"
         )
     return vault.open(payload, sealed, governance.subject or "")
+
+
+def redacted_in(payload: bytes | None, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the redacted *paths* still lack their values: an edit may fill them."""
+    found: list[bool] = []
+    kept = []
+
+    def look(value: Any) -> Any:
+        found.append(value == REDACTED)
+        return value
+
+    for path in paths:
+        found.clear()
+        changed(payload, (path,), look)
+        if any(found):
+            kept.append(path)
+    return tuple(kept)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PENDING, CONFIRMED, DISCARDED, PARKED = "pending", "confirmed", "discarded", "parked"
 CLOSED = (CONFIRMED, DISCARDED, PARKED)
 _MOST_NUMBER = 2**31 - 1
+_LAST_MOMENT = 253_402_300_799.0  # in the year 9999
 _occurrences = msgspec.json.Decoder(tuple[Occurrence, ...]).decode
 _pairs = msgspec.json.Decoder(list[tuple[str, str | dict[str, str] | None]]).decode
 
@@ -92,7 +93,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
         "schema_ref": None if message.schema is None else plain(message.schema),
         "traceparent": cut(message.traceparent),
         "broker": cut(letter.coordinates.broker, 64),
-        "lane": _whole(letter.coordinates.lane),
+        "lane": whole(letter.coordinates.lane),
         "position": _position(letter.coordinates.position),
         "consumer_group": cut(culprit.group),
         "handler": cut(culprit.handler),
@@ -112,18 +113,18 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
                 newer=letter.newer,
             )
         ),
-        "schema_version": _whole(letter.schema_version),
+        "schema_version": whole(letter.schema_version),
         "origin": cut(letter.origin, 16),
         "tenant": cut(governance.tenant),
         "entity_ref": cut(governance.entity_ref),
         "subject": cut(governance.subject),
-        "attempts": _whole(history.attempts),
+        "attempts": whole(history.attempts),
         "occurrences": max(1, len(history.failures)),
-        "first_failed_at": history.first_failed_at,
-        "last_failed_at": history.last_failed_at,
+        "first_failed_at": _moment(history.first_failed_at),
+        "last_failed_at": _moment(history.last_failed_at),
         "history": document(history.failures),
         "stored_at": now,
-        "replay_count": _whole(letter.lineage.replay_count),
+        "replay_count": whole(letter.lineage.replay_count),
         "revision": letter.lineage.revision,
         "replayable": letter.is_replayable,
         "verdict": "",
@@ -132,7 +133,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
         "closed_at": None,
         "closed_by": None,
         "closed_reason": None,
-        "expires_at": governance.expires_at,
+        "expires_at": None if governance.expires_at is None else _moment(governance.expires_at),
     }
 
 
@@ -221,7 +222,12 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
 
 
-def _whole(number: int | None) -> int | None:
+def _moment(seconds: float) -> float:
+    """Return *seconds* as a moment that has a date: another's clock may say anything."""
+    return max(0.0, min(seconds, _LAST_MOMENT)) if seconds == seconds else 0.0
+
+
+def whole(number: int | None) -> int | None:
     """Return *number* as a column takes it: what somebody wrote into a header may be any."""
     return None if number is None else max(-_MOST_NUMBER, min(number, _MOST_NUMBER))
 

@@ -18,7 +18,7 @@ from holdfast.dlq.merging import is_same_message, merged
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.rows import document, fingerprint_of, letter_of, plain, row_of
 from holdfast.dlq.schema import change, group, message
-from holdfast.dlq.transactions import committed, down
+from holdfast.dlq.transactions import committed, down, refuse_too_large
 from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError, DependencyDown
 
@@ -70,9 +70,11 @@ class StoreHome:
                 self._fold_sometimes(len(ordered))
         except SQLAlchemyError as error:
             METRICS.write_failed("store")
+            refuse_too_large(self.engine, map(_size, ordered), error)
             raise down(error) from error
-        except DependencyDown:
+        except DependencyDown as error:
             METRICS.write_failed("store")
+            refuse_too_large(self.engine, map(_size, ordered), error)
             raise
         for letter in ordered:
             METRICS.put(letter)
@@ -166,6 +168,10 @@ def insert_ignoring(db: Connection, table: Any) -> Any:
             raise ConfigurationError(
                 f"no dead-letter store on {other!r}: use PostgreSQL, MySQL, MariaDB or SQLite"
             )
+
+
+def _size(letter: DeadLetter) -> int:
+    return len(letter.message.payload or b"")
 
 
 def _is_there(db: Connection, dlq_id: str) -> bool:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -52,6 +58,45 @@ def _own(engine: Engine) -> Engine:
     if engine.dialect.name in ("mysql", "mariadb"):
         return engine.execution_options(isolation_level="READ COMMITTED")
     return engine
+
+
+class TooLarge(DependencyDown):
+    """A message is larger than the database takes in one statement: it was not stored."""
+
+
+def refuse_too_large(engine: Engine, sizes: Iterable[int], error: Exception) -> None:
+    """Raise `TooLarge` if that is why *error* came: MySQL only ends the connection then."""
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return
+    largest = max(sizes, default=0)
+    try:
+        with engine.connect() as db:
+            most = int(db.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+    except SQLAlchemyError:
+        return  # it is down indeed
+    if largest > most:
+        raise TooLarge(
+            f"a dead letter of {largest:,} bytes is larger than the server's max_allowed_packet "
+            f"of {most:,}: raise that, or keep dead letters of this topic on the broker (TopicHome)"
+        ) from error
+
+
+def is_about_data(error: BaseException) -> bool:
+    """Whether *error* is about what was to be stored: trying the same again does not help."""
+    if isinstance(error, TooLarge):
+        return True
+    if isinstance(error, DependencyDown) and error.__cause__ is None:
+        return False
+    cause = _database_error(error)
+    if isinstance(cause, DBAPIError):
+        return isinstance(cause, (DataError, IntegrityError))
+    return isinstance(cause, (StatementError, ArithmeticError, ValueError, TypeError))
+
+
+def _database_error(error: BaseException) -> BaseException:
+    if isinstance(error, DependencyDown) and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 def down(error: Exception) -> DependencyDown:

@@ -39,6 +39,7 @@ MOST_BYTES: Final = 16_384
 """How large the envelope may become in a header; brokers with a lower limit get less."""
 _LEAST_BYTES = 2_048
 _MOST_NAME = 200
+_MOST_ID = 36
 _MOST_SEALED = 500  # characters
 
 
@@ -130,9 +131,10 @@ def from_topic(message: Message) -> DeadLetter:
             f"the {ENVELOPE} header of message {message.id} cannot be read: {error}"
         ) from error
     own = (pair for pair in message.headers if not pair[0].startswith(PREFIX))
+    original = message.with_(topic=wire.topic, headers=Headers.received(own))
     return DeadLetter(
-        dlq_id=wire.dlq_id,
-        message=message.with_(topic=wire.topic, headers=Headers.received(own)),
+        dlq_id=_identity(wire.dlq_id, wire.culprit, original),
+        message=original,
         coordinates=wire.coordinates,
         culprit=wire.culprit,
         failure=wire.failure,
@@ -154,7 +156,7 @@ def _newer(message: Message, version: _Version, envelope: Any) -> DeadLetter:
     at = message.time.timestamp()
     text = f"an envelope of version {version.schema_version}: upgrade Holdfast to read it"
     return DeadLetter(
-        dlq_id=version.dlq_id or dead_letter_id(group, handler, original),
+        dlq_id=_identity(version.dlq_id, Culprit(group=group, handler=handler), original),
         message=original,
         coordinates=Coordinates(topic=topic),
         culprit=Culprit(group=group, handler=handler),
@@ -167,6 +169,13 @@ def _newer(message: Message, version: _Version, envelope: Any) -> DeadLetter:
         schema_version=version.schema_version,
         newer=envelope if isinstance(envelope, dict) else {"envelope": envelope},
     )
+
+
+def _identity(given: str, culprit: Culprit, original: Message) -> str:
+    """Return the id that the envelope says, or the letter's own if that is none."""
+    if 0 < len(given) <= _MOST_ID and given.isascii() and given.isprintable():
+        return given
+    return dead_letter_id(culprit.group, culprit.handler, original)
 
 
 def _smaller(wire: Wire, step: int) -> Wire:

@@ -16,12 +16,13 @@ from holdfast.idempotency.batch_work import (
     Outcome,
     Uncommitted,
     ends,
+    left_behind,
 )
 from holdfast.idempotency.inbox import Inbox
 from holdfast.transactions import DEADLOCKS, is_deadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from sqlalchemy.engine import Engine
 
@@ -43,6 +44,9 @@ class BatchRunner:
     failing ones stand alone: only these are left out. A handler therefore may run twice,
     but what it wrote counts once. Deadlocks begin again by themselves; errors of the
     connection go out, and then nothing is done and nobody is to blame.
+
+    *committing*, given the session, the batch and the outcomes, may add to the transaction
+    just before it commits.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class BatchRunner:
         inbox: Inbox | None = None,
         session: Callable[[Engine], Any] = Session,
         clock: Clock = SYSTEM_CLOCK,
+        committing: Callable[[Any, Batch, list[Outcome]], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._committing = committing
         self._inbox = Inbox() if inbox is None else inbox
         self._session = session
         self._clock = clock
@@ -86,7 +92,13 @@ class BatchRunner:
         if self._doubts:
             self._doubts -= 1
         session = self._session(self._engine)
-        return BatchWork(session, self._inbox, batch, hopeful=self._doubts == 0)
+        return BatchWork(
+            session,
+            self._inbox,
+            batch,
+            hopeful=self._doubts == 0,
+            committing=self._committing,
+        )
 
     def _each(self, batch: Batch, handle: Each) -> list[Outcome]:
         try:
@@ -105,6 +117,8 @@ class BatchRunner:
         try:
             with self._work(batch) as work:
                 for place in work.new:
+                    if work.is_left_out(place):
+                        continue
                     try:
                         with work.session.begin_nested():
                             result = handle(work.session, batch.messages[place])
@@ -140,6 +154,7 @@ class BatchRunner:
             return self._halves(batch, refused.error, lambda part: self._by_halves(part, handle))
 
     def _bisect(self, work: BatchWork, places: list[int], handle: Whole) -> None:
+        places = [place for place in places if not work.is_left_out(place)]
         if not places:
             return
         try:
@@ -163,13 +178,15 @@ class BatchRunner:
         size = len(batch.messages)
         if size == 1:
             return [Outcome(error=error)]
-        items = batch.wanted
-        outcomes: list[Outcome] = []
-        for part in (slice(size // 2), slice(size // 2, size)):
-            half = Batch(
-                consumer=batch.consumer,
-                messages=batch.messages[part],
-                wanted=None if items is None else items[part],
-            )
-            outcomes += self._again(lambda half=half: run(half))  # type: ignore[misc]
-        return outcomes
+        outcomes: dict[int, Outcome] = {}
+        stuck: set[Hashable] = set()
+        for part in (range(size // 2), range(size // 2, size)):
+            free = [n for n in part if batch.lanes is None or batch.lanes[n] not in stuck]
+            half = batch.only(free)
+            done = self._again(lambda half=half: run(half)) if free else []  # type: ignore[misc]
+            outcomes |= zip(free, done, strict=True)
+            for n in part:
+                outcomes.setdefault(n, Outcome(error=left_behind(batch, n)))
+                if batch.lanes is not None and not outcomes[n].is_done:
+                    stuck.add(batch.lanes[n])
+        return [outcomes[n] for n in range(size)]

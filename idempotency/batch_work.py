@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from holdfast.errors import StaleDelivery
 from holdfast.idempotency.aborted import require_live
 from holdfast.idempotency.claim import Claim, Wanted, unclaim
 from holdfast.idempotency.inbox import Inbox, wanted
 from holdfast.transactions import is_deadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from typing import Self
 
     from holdfast.message import Message
@@ -28,13 +29,25 @@ class Batch:
     messages: Sequence[Message]
     wanted: Sequence[Wanted] | None = None
     """Their identities, where a key function of the user makes them; else their ids."""
+    lanes: Sequence[Hashable] | None = None
+    """What each keeps its order in, e.g. its key: once one fails, the later ones of its lane
+    are left out. Without lanes, none waits for another."""
+
+    def only(self, places: Sequence[int]) -> Batch:
+        """Return a batch of the messages at *places*."""
+        return Batch(
+            consumer=self.consumer,
+            messages=[self.messages[place] for place in places],
+            wanted=None if self.wanted is None else [self.wanted[place] for place in places],
+            lanes=None if self.lanes is None else [self.lanes[place] for place in places],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of one message: handled now, handled before, or failed with an error.
 
-    Every outcome is final once `run_batch` returns: what was done is committed.
+    Every outcome is final once the batch has run: what was done is committed.
     """
 
     error: BaseException | None = None
@@ -48,6 +61,10 @@ class Outcome:
 
 
 HANDLED = Outcome()
+
+
+class LeftBehind(StaleDelivery):
+    """An earlier message of the same lane failed; this one was not handled and keeps its turn."""
 
 
 class Known(Exception):
@@ -65,8 +82,18 @@ class Uncommitted(Exception):
 class BatchWork:
     """One transaction of a batch: the claims, and what has become of them."""
 
-    def __init__(self, session: Any, inbox: Inbox, batch: Batch, *, hopeful: bool) -> None:
+    def __init__(
+        self,
+        session: Any,
+        inbox: Inbox,
+        batch: Batch,
+        *,
+        hopeful: bool,
+        committing: Callable[[Any, Batch, list[Outcome]], None] | None = None,
+    ) -> None:
         self.batch = batch
+        self._committing = committing
+        self._stuck: set[Hashable] = set()
         self.session = session
         self._inbox = inbox
         self._hopeful = hopeful
@@ -93,9 +120,11 @@ class BatchWork:
             raise
         for place, claim in enumerate(self._claims):
             if claim.is_new:
-                self.new.append(place)
+                if not self.is_left_out(place):
+                    self.new.append(place)
             elif claim.conflict is not None:
                 self._outcomes[place] = Outcome(error=claim.conflict)
+                self._stick(place)
             elif claim.twin is None:
                 self._outcomes[place] = Outcome(is_duplicate=True, result=claim.result)
         return self
@@ -119,18 +148,35 @@ class BatchWork:
             raise error
         self._outcomes[place] = Outcome(error=error)
         self._failed.append(self._items[place].key)
+        self._stick(place)
+
+    def is_left_out(self, place: int) -> bool:
+        """Whether an earlier message of its lane failed; it is noted as left behind then."""
+        lanes = self.batch.lanes
+        if lanes is None or lanes[place] not in self._stuck:
+            return False
+        self._outcomes[place] = Outcome(error=left_behind(self.batch, place))
+        self._failed.append(self._items[place].key)
+        return True
 
     def commit(self) -> list[Outcome]:
         """Commit, without the claims of what failed; return all outcomes."""
         require_live(self.session)
         unclaim(self.session, self.batch.consumer, self._failed)
+        outcomes = [self._outcome(place) for place in range(len(self._outcomes))]
+        if self._committing is not None:
+            self._committing(self.session, self.batch, outcomes)
         try:
             Session.commit(self.session)
         except DBAPIError as error:
             if ends(error):
                 raise
             raise Uncommitted(error) from error
-        return [self._outcome(place) for place in range(len(self._outcomes))]
+        return outcomes
+
+    def _stick(self, place: int) -> None:
+        if self.batch.lanes is not None:
+            self._stuck.add(self.batch.lanes[place])
 
     def _outcome(self, place: int) -> Outcome:
         outcome = self._outcomes[place]
@@ -139,6 +185,11 @@ class BatchWork:
         twin = self._claims[place].twin
         first = self._outcome(place if twin is None else twin)
         return first if first.error is not None else Outcome(is_duplicate=True, result=first.result)
+
+
+def left_behind(batch: Batch, place: int) -> LeftBehind:
+    """Return why the message at *place* was not handled."""
+    return LeftBehind(f"message {batch.messages[place].id} waits behind one that failed")
 
 
 def ends(error: BaseException) -> bool:

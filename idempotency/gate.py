@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError, PoisonMessage, Transient
+from holdfast.idempotency.isolation import require_read_committed
 from holdfast.idempotency.kept_message import packed, unpacked
 from holdfast.idempotency.keys import consumer_key, content_digest, fitted
 from holdfast.sql import statements
@@ -77,8 +78,11 @@ class VersionGate:
             return Admission(is_stale=True)
         if version > current + 1:
             rows.hold(message, current, self._most_ahead)
-            return Admission(is_ahead=True)
-        ready = (message, *rows.drain())
+            freed = tuple(rows.drain(current))  # nothing, unless somebody forgot to
+            if freed:
+                rows.advance(current + len(freed))
+            return Admission(ready=freed, is_ahead=version > current + len(freed))
+        ready = (message, *rows.drain(version))
         rows.advance(current + len(ready))
         return Admission(ready=ready)
 
@@ -149,6 +153,7 @@ class _Entity:
 
     def lock(self, start: int) -> int:
         """Return the version that the entity is at, made *start* if new, locked till the end."""
+        require_read_committed(self._session)
         self._run("version_seed", version=start)
         return int(self._run("version_look").scalar_one())
 
@@ -181,10 +186,10 @@ class _Entity:
                 f"{current + 1}: find out what became of it, or forget the entity"
             )
 
-    def drain(self) -> list[Message]:
-        """Take out what follows without a gap."""
+    def drain(self, after: int) -> list[Message]:
+        """Take out what follows *after* without a gap."""
         ready: list[Message] = []
-        wanted = self._version + 1
+        wanted = after + 1
         while rows := self._run("ahead_read", version=wanted, most=_READ_AT_ONCE).all():
             for row in rows:
                 if row.version != wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.idempotency.aborted import require_live
@@ -10,6 +9,7 @@ from holdfast.idempotency.claim import Wanted, keep_result
 from holdfast.idempotency.results import Results
 from holdfast.idempotency.subject import Subject
 from holdfast.idempotency.window import as_text
+from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.plan import Handler, wrap
 
@@ -54,6 +54,11 @@ class Idempotent(Layer):
         results = ", with its result" if self._keeps else ""
         return f"once per group, handler and {what}, {kept}{results}"
 
+    @property
+    def keeps_result(self) -> bool:
+        """Whether what the handler returned is kept for the duplicates."""
+        return self._keeps
+
     def enter(self, call: Call) -> Done | None:
         """End the run when this message was handled before."""
         return self._enter(call, self._about.session(call))
@@ -69,7 +74,7 @@ class Idempotent(Layer):
         if hasattr(session, "run_sync"):
             answer: Done | None = await session.run_sync(lambda sync: self._enter(call, sync))
             return answer
-        return await asyncio.to_thread(self._enter, call, session)
+        return await to_the_end(self._enter, call, session)
 
     async def leave_async(self, call: Call) -> None:
         """Do the same without blocking the event loop."""
@@ -79,7 +84,7 @@ class Idempotent(Layer):
         if hasattr(session, "run_sync"):
             await session.run_sync(lambda sync: self._store(call, sync))
         elif self._keeps:
-            await asyncio.to_thread(self._store, call, session)
+            await to_the_end(self._store, call, session)
         else:
             self._store(call, session)  # asks nothing of the database
 

@@ -15,7 +15,7 @@ from holdfast.sql import statements
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -105,8 +105,17 @@ def stats(engine: Engine) -> InboxStats:
         )
 
 
-def forget(engine: Engine, consumer: str, ids: Sequence[str]) -> list[str]:
-    """Forget handled messages, so that they may be handled again; return those that were known."""
+def forget(
+    engine: Engine,
+    consumer: str,
+    ids: Sequence[str],
+    *,
+    record: Callable[[Connection, list[str]], object] = lambda _db, _ids: None,
+) -> list[str]:
+    """Forget handled messages, so that they may be handled again; return those that were known.
+
+    *record* writes down in the same transaction that it was done: both happen or neither.
+    """
     keys = {message_key(id_): id_ for id_ in ids}
     number = consumer_key(consumer)
 
@@ -119,7 +128,10 @@ def forget(engine: Engine, consumer: str, ids: Sequence[str]) -> list[str]:
         wanted = select(inbox.c.message).where(mine, inbox.c.message.in_(sorted(keys)))
         known = [bytes(key) for key in db.execute(wanted).scalars()]
         db.execute(inbox.delete().where(mine, inbox.c.message.in_(sorted(known))))
-        return sorted(keys[key] for key in known)
+        forgotten = sorted(keys[key] for key in known)
+        if forgotten:
+            record(db, forgotten)
+        return forgotten
 
     return transact(engine, work)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.outbox.shard_sinks import ShardSinks
     from holdfast.ports import Published, Sink
 
 
@@ -47,7 +48,7 @@ class LeaseEngine:
     def __init__(
         self,
         engine: Engine,
-        sink: Sink,
+        sink: Sink | ShardSinks,
         *,
         terms: LeaseTerms | None = None,
         batch: int = 2000,

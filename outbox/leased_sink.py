@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from holdfast.outbox.leases import LeaseLost
+from holdfast.outbox.shard_sinks import ShardSinks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.caps import Caps
     from holdfast.message import Message
@@ -31,26 +33,37 @@ class LeasedSink:
     by a sink that can be hurried; the others give up after their own timeout.
     """
 
-    def __init__(self, sink: Sink, leases: Leases) -> None:
+    def __init__(self, sink: Sink | ShardSinks, leases: Leases) -> None:
         self.caps: Caps = sink.caps
         self._sink = sink
         self._leases = leases
-        self._hurried = sink if isinstance(sink, Hurried) else None
+        self._publish = self._way(sink)
+
+    def _way(self, sink: Sink | ShardSinks) -> Callable[[Sequence[Any], float], list[Published]]:
+        """Return how *sink* publishes within some seconds."""
+        if isinstance(sink, ShardSinks):
+            return partial(sink.publish_under, self._leases)
+        return sink.publish_within if isinstance(sink, Hurried) else _unhurried(sink)
 
     @property
     def is_hurried(self) -> bool:
         """Whether no publish takes longer than the lease lasts."""
-        return self._hurried is not None
+        return isinstance(self._sink, (Hurried, ShardSinks))
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Publish *messages*, or raise `LeaseLost` when it is too late for that."""
         left = self._leases.publishable
         if left <= 0:
             raise LeaseLost
-        if self._hurried is None:
-            return self._sink.publish(messages)
-        return self._hurried.publish_within(messages, left)
+        return self._publish(messages, left)
 
     def close(self) -> None:
         """Close the sink."""
         self._sink.close()
+
+
+def _unhurried(sink: Sink) -> Callable[[Sequence[Message], float], list[Published]]:
+    def publish(messages: Sequence[Message], _seconds: float) -> list[Published]:
+        return sink.publish(messages)
+
+    return publish

@@ -121,6 +121,11 @@ class Leases:
         """Whether every shard is still ours under its epoch, and stays so until *db* commits."""
         return self._valid(db, self.owned) == self.owned
 
+    def verify(self) -> None:
+        """Return if the database says that every shard is still ours; else `LeaseLost`."""
+        if not transact(self._engine, self.holds, clock=self._clock):
+            raise LeaseLost
+
     def _valid(self, db: Connection, shards: Iterable[int]) -> Mapping[int, int]:
         rows = db.execute(self._sql["guard"], {"me": self.me, "shards": self.listed(shards)})
         return {shard: epoch for shard, epoch in rows}  # noqa: C416 - a Row is no pair to dict()

@@ -45,12 +45,18 @@ class Parking:
         self._clock = clock
         self._keys: set[tuple[str, str]] = set()
         self._looked = float("-inf")
+        self._shards: object = None
 
     def refresh(self, leases: Leases, sink: Sink) -> int:
-        """Learn which keys are parked; publish what was released and return how many went."""
+        """Learn which keys are parked; publish what was released and return how many went.
+
+        Now and then, and always after a renewal: it may have brought a shard of which the
+        former owner has parked a key since.
+        """
         now = self._clock.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._looked < _LOOK_SECONDS and self._shards is leases.owned:
             return 0
+        self._shards = leases.owned
         with self._engine.connect() as db:
             released = self._released(db, leases)
         published = self._publish(leases, sink, released)
@@ -89,11 +95,16 @@ class Parking:
     def _move(self, leases: Leases, rows: Sequence[Refused]) -> int:
         if not rows:
             return 0
-        transact(self._engine, lambda db: self._set_aside(db, leases, rows), clock=self._clock)
+        gone = transact(
+            self._engine, lambda db: self._set_aside(db, leases, rows), clock=self._clock
+        )
         self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
-        return len(rows)
+        for row, _ in gone:
+            log.warning("outbox event %s is gone from the table: nothing is parked", row.id)
+        return len(rows) - len(gone)
 
-    def _set_aside(self, db: Connection, leases: Leases, rows: Sequence[Refused]) -> None:
+    def _set_aside(self, db: Connection, leases: Leases, rows: Sequence[Refused]) -> list[Refused]:
+        """Move *rows*; return those that somebody has deleted meanwhile."""
         if not leases.holds(db):
             raise LeaseLost
         there = outbox.c.seq == bindparam("at")
@@ -104,13 +115,25 @@ class Parking:
             bindparam("how", type_=parked.c.state.type),
         ).where(there)
         copy = insert(parked).from_select([*_COPIED, "error", "parked_at", "state"], source)
+        copy = copy.execution_options(preserve_rowcount=True)
         now = self._clock.now()
+        missing: list[Refused] = []
         for row, error in rows:
             why = None if error is None else mask(str(error))[:2000]
             how = BEHIND if error is None else REFUSED
-            db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
+            copied = db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
+            if not copied.rowcount and not self._keep(db, row, why, how):
+                missing.append((row, error))
         gone = statements("holdfast.outbox", self._engine.dialect.name)["delete"]
         db.execute(gone, {"seqs": leases.listed(row.seq for row, _ in rows)})
+        return missing
+
+    def _keep(self, _db: Connection, _row: Row, _why: str | None, _how: str) -> bool:
+        """Park a row that is gone from the table by what was read of it; whether that is done.
+
+        Not here: the table alone says what exists, and a row that was deleted does not.
+        """
+        return False
 
     def _released(self, db: Connection, leases: Leases) -> list[Row]:
         """Return what may go in our shards: of each key, all before the first still refused."""

@@ -7,12 +7,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from holdfast.backoff import Backoff
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError, DependencyDown, Transient
-from holdfast.urls import mask
+from holdfast.errors import DependencyDown, Transient
+from holdfast.outbox.outages import is_outage, short, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,16 +73,27 @@ class Relay:
         finally:
             self._close()
 
-    def run_once(self) -> int:
-        """Publish until nothing is left, then end; outages raise. For cron and for tests."""
+    def run_once(self, *, wait_more: Callable[[], bool] = lambda: False) -> int:
+        """Publish until nothing is left, then end; outages raise. For cron and for tests.
+
+        With nothing to do, *wait_more* is asked whether something is still to come: events
+        of shards that another relay holds, say.
+        """
         total = 0
         try:
             while not self._stop.is_set():
-                step = self.engine.step()
+                try:
+                    step = self.engine.step()
+                except DBAPIError as error:
+                    if is_outage(error):
+                        raise
+                    raise unreadable(error) from error
                 self._note(step)
                 total += step.published
-                if step.idle:
+                if step.idle and not wait_more():
                     break
+                if step.idle:
+                    self._clock.wait(self._stop, self._idle.ceiling)
         finally:
             self._close()
         return total
@@ -94,11 +105,11 @@ class Relay:
     def _step(self) -> Step | None:
         try:
             step = self.engine.step()
-        except (DependencyDown, Transient, OperationalError) as error:
+        except (DependencyDown, Transient) as error:
             self._wait_out(error)
         except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise ConfigurationError(f"the outbox cannot be read: {_short(error)}") from error
+            if not is_outage(error):
+                raise unreadable(error) from error
             self._wait_out(error)
         else:
             self._note(step)
@@ -119,7 +130,7 @@ class Relay:
     def _wait_out(self, error: Exception) -> None:
         health = self.health
         health.failures += 1
-        health.outage = _short(error)
+        health.outage = short(error)
         delay = self._backoff.delay(health.failures) or self._backoff.ceiling
         log.warning("relay waits %.1f s: %s", delay, health.outage)
         self._clock.wait(self._stop, delay)
@@ -128,8 +139,4 @@ class Relay:
         try:
             self.engine.close()
         except (DependencyDown, Transient, DBAPIError) as error:
-            log.warning("relay ended with work in flight, it will be done again: %s", _short(error))
-
-
-def _short(error: Exception) -> str:
-    return mask(str(error)).split("\n[SQL", 1)[0].split("\n(Background", 1)[0]
+            log.warning("relay ended with work in flight, it will be done again: %s", short(error))

@@ -49,6 +49,10 @@ def values(message: Message) -> dict[str, Any]:
     for name, text in (("topic", message.topic), ("key", key), ("type", message.type)):
         if text is not None and len(text) > _LONGEST:
             raise InvalidMessage(f"{name} {text[:20]!r}… is longer than {_LONGEST} characters")
+        if text is not None and not _is_storable(text):
+            raise InvalidMessage(
+                f"{name} {text!r} holds a zero character or a lone surrogate: databases refuse both"
+            )
     return {
         "id": _uuid(message.id),
         "aggregatetype": message.topic,
@@ -58,6 +62,13 @@ def values(message: Message) -> dict[str, Any]:
         "headers": packed(to_wire(message)),
         "shard": shard_of(message.topic, key, message.id),
     }
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def staged(row: Row) -> Staged:
@@ -71,6 +82,7 @@ def staged(row: Row) -> Staged:
         type=row.type,
         time=_UNKNOWN,
         packed=row.headers,
+        shard=row.shard,
     )
 
 

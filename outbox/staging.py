@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
 from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 
 from holdfast.codec import JsonCodec
-from holdfast.errors import ConfigurationError, InvalidMessage
+from holdfast.errors import ConfigurationError
 from holdfast.message import Message
+from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
@@ -27,27 +28,15 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import UpdateBase
 
     from holdfast.codec import Codec
-    from holdfast.headers import HeaderInput
 
     Sync = Session | Connection
     Async = AsyncSession | AsyncConnection
 
 Statement = TypeVar("Statement", bound="UpdateBase")
+_BOUND = {"clause": insert(outbox)}  # a session may have several databases
 _ATTACHED = ("aggregatetype", "aggregateid", "type", "shard")
 _NOTHING: ColumnClause[Any] = column("nothing")  # a CTE of text must name what it returns
 _json = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """An event to stage, with where it goes; for `Outbox.add_all`."""
-
-    body: Any
-    topic: str
-    key: str | None = None
-    type: str | None = None
-    headers: HeaderInput = ()
-    delay: float | None = None
 
 
 class Outbox:
@@ -66,22 +55,24 @@ class Outbox:
         self._ordered = ordered
 
     @overload
-    def add(self, session: Sync, event: Any, *, topic: str, **options: Any) -> Message: ...
+    def add(
+        self, session: Sync, event: Any, *, topic: str, **options: Unpack[Options]
+    ) -> Message: ...
     @overload
     def add(
-        self, session: Async, event: Any, *, topic: str, **options: Any
+        self, session: Async, event: Any, *, topic: str, **options: Unpack[Options]
     ) -> Awaitable[Message]: ...
 
     def add(
-        self, session: Sync | Async, event: Any, *, topic: str, **options: Any
+        self, session: Sync | Async, event: Any, *, topic: str, **options: Unpack[Options]
     ) -> Message | Awaitable[Message]:
         """Stage *event*; it is published if and only if the caller's transaction commits.
 
-        Options are those of `Event`: key=, type=, headers=, delay= (seconds). An event that
-        cannot be encoded fails here, in the caller, before the commit. For an `AsyncSession`
-        or `AsyncConnection` the result is to be awaited.
+        Options are those of `Event`: key=, type=, headers=, delay=. An event that cannot be
+        encoded fails here, in the caller, before the commit. For an `AsyncSession` or
+        `AsyncConnection` the result is to be awaited.
         """
-        staged = self.add_all(session, [Event(body=event, topic=topic, **options)])
+        staged = self.add_all(session, [event_of(event, topic, options)])
         if inspect.isawaitable(staged):
             return _first(staged)
         return staged[0]
@@ -96,6 +87,7 @@ class Outbox:
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order with one statement, under the same promise as `add`."""
         events = list(events)
+        _require_session(session)
         messages = [self._message(event) for event in events]
         work = _Work(events, messages, ordered=self._ordered)
         if hasattr(session, "run_sync"):
@@ -103,13 +95,15 @@ class Outbox:
         work.run(session)
         return messages
 
-    def attach(self, statement: Statement, event: Any, *, topic: str, **options: Any) -> Statement:
+    def attach(
+        self, statement: Statement, event: Any, *, topic: str, **options: Unpack[Options]
+    ) -> Statement:
         """Return *statement* (INSERT, UPDATE or DELETE) with *event* staged by it: PostgreSQL only.
 
         One statement and one round trip instead of two, under the same promise as `add`.
         The event is staged whether or not the statement finds rows to change.
         """
-        wanted = Event(body=event, topic=topic, **options)
+        wanted = event_of(event, topic, options)
         if wanted.delay is not None or self._ordered:
             raise ConfigurationError("attach() takes no delay and no ordered=True: use add()")
         row = values(self._message(wanted))
@@ -121,13 +115,11 @@ class Outbox:
         return statement.add_cte(staging.columns(_NOTHING).cte("holdfast_event"))
 
     def _message(self, event: Event) -> Message:
-        if event.delay is not None and not event.delay >= 0:
-            raise InvalidMessage(f"delay={event.delay}: use 0 or more seconds, or None")
         payload, content_type = self._codec.encode(event.body)
         return Message.new(
             event.topic,
             payload,
-            key=None if event.key is None else str(event.key),
+            key=event.key_text,
             type=_type_of(event.body) if event.type is None else event.type,
             source=self._source,
             headers=event.headers,
@@ -145,26 +137,28 @@ class _Work:
 
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
-        dialect = _dialect(session)
+        is_session = hasattr(session, "get_bind")
+        db: Connection = session.connection(bind_arguments=_BOUND) if is_session else session
+        dialect = db.dialect.name
+        require_transaction(db)
         rows = [values(message) for message in self.messages]
         if self.ordered:
-            _take_turns(session, dialect, rows)
-        now = [row for row, event in zip(rows, self.events, strict=True) if event.delay is None]
+            _take_turns(db, dialect, rows)
+        delays = [event.delay_seconds for event in self.events]
+        now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
         if now:
-            session.execute(insert(outbox), now)
+            db.execute(insert(outbox), now)
         if len(now) < len(rows):
-            clock = float(
-                session.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one()
-            )
+            clock = float(db.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one())
             later = [
-                {**row, "due": clock + event.delay}
-                for row, event in zip(rows, self.events, strict=True)
-                if event.delay is not None
+                {**row, "due": clock + delay}
+                for row, delay in zip(rows, delays, strict=True)
+                if delay is not None
             ]
-            session.execute(insert(delayed), later)
+            db.execute(insert(delayed), later)
 
 
-def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
+def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
     if dialect == "sqlite":
         return  # one writer at a time, from its first statement to its commit
     if dialect != "postgresql":
@@ -175,7 +169,7 @@ def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
     lock = statements("holdfast.outbox", dialect)["key_lock"]
     keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
     for key in sorted(keys):  # sorted: two writers never wait for each other
-        session.execute(lock, {"key": key})
+        db.execute(lock, {"key": key})
 
 
 @cache
@@ -192,9 +186,24 @@ def _attached() -> TextClause:
     )
 
 
-def _dialect(session: Any) -> str:
-    bind = session.get_bind() if hasattr(session, "get_bind") else session
-    return str(bind.dialect.name)
+def _require_session(session: object) -> None:
+    if not any(hasattr(session, name) for name in ("get_bind", "in_transaction")):
+        raise ConfigurationError(
+            f"an event cannot be added to a {type(session).__name__}: pass the Session or "
+            "Connection whose transaction it belongs to, e.g.  with engine.begin() as db:"
+        )
+
+
+def require_transaction(db: Connection) -> None:
+    """Refuse a connection that commits each statement: the event would not share your fate."""
+    level = db.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(db.dialect, "_on_connect_isolation_level", None)  # create_engine's option
+    if level == "AUTOCOMMIT":
+        raise ConfigurationError(
+            "the connection is in AUTOCOMMIT: the event would be published even if your own "
+            "work fails; use a transaction, e.g.  with engine.begin() as db:"
+        )
 
 
 async def _staged_async(session: Any, work: _Work) -> list[Message]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
+    from holdfast.ports import Broker
+
 _tables = MetaData()
 effects = Table(
     "effects", _tables, Column("seq", Integer, primary_key=True), Column("what", String(100))
@@ -33,8 +35,18 @@ effects = Table(
 class Bench:
     """One broker, one database, and what is to be seen in them."""
 
-    def __init__(self, folder: Path, url: str, *, group: str = "g", database: bool = True) -> None:
-        self.broker = connect(f"sqlite:///{folder}/broker.db?session=5")
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        group: str = "g",
+        database: bool = True,
+        broker: Broker | None = None,
+    ) -> None:
+        self.broker_file = f"{folder}/broker.db"
+        embedded = f"sqlite:///{self.broker_file}?session=5"
+        self.broker = connect(embedded) if broker is None else broker
         self.engine = open_database(url)
         create_tables(self.engine)
         _tables.create_all(self.engine)

@@ -50,6 +50,7 @@ class KafkaBroker:
             release_keeps_order=True,
             pause=Pause.LANE,
             transactions=True,
+            fencing=True,
             max_message=self._driver.limit({}),
             replay=True,
         )

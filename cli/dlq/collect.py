@@ -1,8 +1,11 @@
 """`holdfast dlq collect`: dead-letter topics into the store, continuously or once."""
 
+import difflib
 from typing import Annotated
 
 import typer
+from sqlalchemy import select
+from sqlalchemy.engine import Engine
 
 from holdfast.brokers import connect
 from holdfast.cli.display import say
@@ -11,7 +14,11 @@ from holdfast.cli.dlq.options import Database
 from holdfast.cli.options import Broker, Config
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.dlq.collector import Collector
+from holdfast.dlq.letter import dlq_topic
+from holdfast.dlq.schema import group as table
 from holdfast.dlq.store import StoreHome
+from holdfast.errors import NotFound, UnknownTopic
+from holdfast.ports import Broker as Port
 
 
 def collect(
@@ -28,6 +35,12 @@ def collect(
     """Move dead letters from broker topics into the store, again and again."""
     with dead_letters(database) as engine:
         opened = connect(broker)
+        missing = [topic for topic in topics if not _exists(opened, group, topic)]
+        if missing and once:
+            opened.close()
+            raise NotFound(_unknown(engine, missing))
+        for topic in missing:
+            say(f"topic {topic} does not exist yet: waiting for its first dead letter")
         source = opened.source(topics, group=group)
         try:
             collector = Collector(source, StoreHome(engine))
@@ -37,3 +50,25 @@ def collect(
             source.close()
             opened.close()
     say(f"collected {found.stored:,} dead letters, {found.unreadable:,} of them without envelope")
+
+
+def _exists(broker: Port, group: str, topic: str) -> bool:
+    try:
+        return bool(broker.lag(group, [topic]))
+    except UnknownTopic:
+        return False
+
+
+def _unknown(engine: Engine, missing: list[str]) -> str:
+    """Say which topics do not exist, and what may have been meant."""
+    query = select(table.c.topic, table.c.consumer_group).distinct().limit(1000)
+    with engine.connect() as db:
+        known = [dlq_topic(topic, group) for topic, group in db.execute(query)]
+    told = []
+    for topic in missing:
+        near = difflib.get_close_matches(topic, known, n=3)
+        told.append(f"{topic!r}" + (f" (did you mean {', '.join(near)}?)" if near else ""))
+    return (
+        f"no such topic: {', '.join(told)}; a dead-letter topic is called TOPIC.GROUP.dlq and is "
+        "made with its first dead letter"
+    )

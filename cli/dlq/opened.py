@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, select
 
-from holdfast.database import open_database
+from holdfast.cli.opened import existing_database, system_user
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.groups import Groups, NoSuchGroup
 from holdfast.dlq.schema import message, metadata
@@ -28,7 +26,7 @@ _SHORTEST = 4
 @contextmanager
 def dead_letters(url: str) -> Iterator[Engine]:
     """Yield the store at *url* if it has the tables; say so if it lacks them."""
-    engine = open_database(url)
+    engine = existing_database(url)
     try:
         with engine.connect() as db:
             inspector = inspect(db)
@@ -70,11 +68,4 @@ def one_letter(engine: Engine, name: str) -> str:
 
 def warrant(actor: str | None, reason: str) -> Warrant:
     """Return who acts and why; the system's user unless told otherwise."""
-    return Warrant(actor=_user() if actor is None else actor, reason=reason)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
-        return f"uid {os.getuid()}"
+    return Warrant(actor=system_user() if actor is None else actor, reason=reason)

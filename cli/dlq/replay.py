@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.confirming import confirm
@@ -28,16 +27,17 @@ from holdfast.cli.dlq.options import (
     seconds,
     share,
 )
-from holdfast.cli.dlq.sending import outlet, send
+from holdfast.cli.dlq.sending import opened_vault, outlet, send
 from holdfast.cli.dlq.shown import age
 from holdfast.cli.options import Actor, Config, Json, Yes
 from holdfast.dlq.replay.dry_run import DryRun, dry_run
-from holdfast.dlq.replay.freezing import freeze, survey
+from holdfast.dlq.replay.freezing import freeze
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.steps import Policy
+from holdfast.dlq.replay.surveying import survey
 from holdfast.errors import ConfigurationError
 
 
@@ -138,7 +138,13 @@ def replay(
         if is_dry:
             named = None if handler is None else Named.load(handler)
             window = seconds(dedup_window, "--dedup-window")
-            _report(_looked(engine, selection, terms, window, named), as_json=as_json)
+            with engine.connect() as db:
+                manifest = survey(db, selection, terms)
+            vault = opened_vault(engine, master_key_file)
+            found = dry_run(
+                engine, manifest, terms, dedup_window=window, handler=named, vault=vault
+            )
+            _report(found, as_json=as_json)
             return
         if reason is None:
             raise ConfigurationError("a replay needs a reason: say why, with --reason")
@@ -161,14 +167,6 @@ def replay(
             send(engine, plan, through, who, as_json=as_json)
 
 
-def _looked(
-    engine: Engine, selection: Selection, terms: Terms, window: float, handler: Named | None
-) -> DryRun:
-    with engine.connect() as db:
-        manifest = survey(db, selection, terms)
-        return dry_run(db, manifest, terms, dedup_window=window, handler=handler)
-
-
 def _report(found: DryRun, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
@@ -187,7 +185,11 @@ def _report(found: DryRun, *, as_json: bool) -> None:
            if found.beyond_window else "all inside"))  # fmt: skip
     if found.valid is not None:
         say(f"payloads: {found.valid:,} valid, {found.invalid:,} invalid"
+            + (f", {found.unread:,} with encrypted fields not read: give --master-key-file"
+               if found.unread else "")
             + (f", e.g. {found.invalid_example}" if found.invalid_example else ""))  # fmt: skip
+    say(f"order: {found.conflicts:,} held, an earlier one of their key is open or a newer one was "
+        "handled" if found.conflicts else "order: no conflicts")  # fmt: skip
     for dlq_id, why in found.aside_examples[:5]:
         say(f"  {dlq_id[:8]}: {why}")
     eta = "as fast as the broker takes them" if found.seconds is None else age(found.seconds)

@@ -41,7 +41,7 @@ class Outlet:
 @contextmanager
 def outlet(engine: Engine, broker: str, master_key: Path | None) -> Iterator[Outlet]:
     """Open what a plan is sent with, before it is made: wrong settings leave nothing behind."""
-    vault = None if master_key is None else _vault(engine, master_key)
+    vault = opened_vault(engine, master_key)
     opened = connect(broker)
     try:
         yield Outlet(opened, vault)
@@ -68,7 +68,10 @@ def send(
     raise SystemExit(CODES[ending.kind])
 
 
-def _vault(engine: Engine, path: Path) -> Vault:
+def opened_vault(engine: Engine, path: Path | None) -> Vault | None:
+    """Return the vault whose master key is in the file at *path*; None if none is named."""
+    if path is None:
+        return None
     from holdfast.dlq.vault import Vault
 
     try:

@@ -32,8 +32,13 @@ def ago(moment: float, now: float) -> str:
 
 
 def when(moment: float | None) -> str:
-    """Return *moment* in UTC."""
-    return "–" if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S}Z"
+    """Return *moment* in UTC; one that has no date, as another's clock may say, as it is."""
+    if moment is None:
+        return "–"
+    try:
+        return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S}Z"
+    except (OverflowError, ValueError, OSError):
+        return f"{moment:g} s since 1970"
 
 
 def sparkline(counts: Sequence[int]) -> str:

@@ -6,16 +6,17 @@ import typer
 
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.opened import dead_letters, one_group
-from holdfast.cli.dlq.options import Database
+from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.dlq.sending import opened_vault
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Config, Json
 from holdfast.database import open_database
-from holdfast.dlq.replay.freezing import survey
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.simulation import Prediction
 from holdfast.dlq.replay.simulation import simulate as simulated
+from holdfast.dlq.replay.surveying import survey
 
 
 def simulate(
@@ -32,6 +33,7 @@ def simulate(
             help="Where the handler's session works; --database unless given.",
         ),
     ] = None,
+    master_key_file: MasterKey = None,
     limit: Annotated[int, typer.Option(min=1, help="Try at most so many messages.")] = 10_000,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +47,8 @@ def simulate(
             letters = survey(db, selection, Terms()).letters
         target = engine if work is None else open_database(work)
         try:
-            found = simulated(engine, letters[:limit], named, database=target)
+            vault = opened_vault(engine, master_key_file)
+            found = simulated(engine, letters[:limit], named, database=target, vault=vault)
         finally:
             if target is not engine:
                 target.dispose()
@@ -54,7 +57,7 @@ def simulate(
         print_json([_as_json(one, titles) for one in found])
     else:
         _report(found, titles, len(letters), limit)
-    if any(one.fails for one in found):
+    if any(one.fails or one.unread for one in found):
         raise SystemExit(EXIT_NOT_FOUND)
 
 
@@ -72,15 +75,19 @@ def _report(
     if count > limit:
         say(f"tried {limit:,} of {count:,}; --limit tries more")
     failing = sum(one.fails for one in found)
+    unread = sum(one.unread for one in found)
+    if unread:
+        why = next(one.unread_because for one in found if one.unread)
+        say(f"{unread:,} were not tried, e.g. because {why}")
     if failing:
         say(f"{failing:,} would fail again: a replay would stop")
-    else:
+    elif not unread:
         say("all would pass; next: holdfast dlq replay GROUP --dry-run")
 
 
 def _as_json(one: Prediction, titles: dict[str, tuple[str, str]]) -> dict[str, Any]:
     group, title = titles.get(one.fingerprint, ("", ""))
     return {"group_id": group, "title": title, "fingerprint": one.fingerprint, "tried": one.count,
-            "passes": one.passes, "fails_alike": one.fails_alike,
+            "passes": one.passes, "unread": one.unread, "fails_alike": one.fails_alike,
             "fails_anew": dict(one.fails_anew), "effects": dict(one.effects),
             "example": one.example}  # fmt: skip

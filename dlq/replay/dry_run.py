@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.replay.letters import messages
+from holdfast.dlq.replay.letters import WITHHELD, open_messages
+from holdfast.dlq.replay.state import ItemState
 from holdfast.dlq.replay.target import target_topic
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay.freezing import Manifest
     from holdfast.dlq.replay.handlers import Named
     from holdfast.dlq.replay.manifest import Candidate
     from holdfast.dlq.replay.plan import Terms
+    from holdfast.dlq.replay.surveying import Manifest
+    from holdfast.dlq.vault import Vault
 
 _CHUNK = 500
 _ASIDES = 20
@@ -43,32 +45,36 @@ class DryRun:
     beyond_window: int
     """Messages older than the consumer remembers: it could not tell a duplicate of these."""
     aside: dict[str, int]
+    conflicts: int
+    """Messages held for the order of their keys: one before them is open, or one after them
+    was handled."""
     aside_examples: tuple[tuple[str, str], ...]
     claimed_elsewhere: dict[str, int]
     valid: int | None
     invalid: int | None
     """None unless a handler was given to check payloads against."""
     invalid_example: str | None
+    unread: int | None
+    """Payloads that were not checked: they have encrypted fields that could not be opened."""
     seconds: float | None
     """How long it takes at the rate; None when only the broker decides."""
     needs_approval: bool
 
 
 def dry_run(
-    db: Connection,
+    engine: Engine,
     manifest: Manifest,
     terms: Terms,
     *,
     dedup_window: float = 14 * 86400.0,
     handler: Named | None = None,
+    vault: Vault | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DryRun:
     """Return what sending *manifest* would mean; nothing is written or sent."""
     letters = manifest.letters
     ages = _ages(letters, clock.now().timestamp())
-    valid, invalid, example = (
-        (None, None, None) if handler is None else _check(db, letters, handler)
-    )
+    checked = None if handler is None else _check(engine, letters, handler, vault)
     return DryRun(
         count=len(letters),
         hash=manifest.hash,
@@ -85,11 +91,13 @@ def dry_run(
         dedup_window=dedup_window,
         beyond_window=sum(age > dedup_window for age in ages),
         aside=dict(Counter(state.value for _, state, _ in manifest.aside)),
+        conflicts=sum(state is ItemState.HELD for _, state, _ in manifest.aside),
         aside_examples=tuple((letter.dlq_id, why) for letter, _, why in manifest.aside[:_ASIDES]),
         claimed_elsewhere=manifest.claimed_elsewhere,
-        valid=valid,
-        invalid=invalid,
-        invalid_example=example,
+        valid=None if checked is None else checked.valid,
+        invalid=None if checked is None else checked.invalid,
+        invalid_example=None if checked is None else checked.example,
+        unread=None if checked is None else checked.unread,
         seconds=terms.rate.seconds_for(len(letters)),
         needs_approval=len(letters) > terms.approve_above,
     )
@@ -100,18 +108,32 @@ def _ages(letters: Sequence[Candidate], now: float) -> list[float]:
     return [max(0.0, now - at.timestamp()) for letter in letters if (at := letter.event_at)]
 
 
+@dataclass(slots=True)
+class _Checked:
+    """What a handler would say to the payloads."""
+
+    valid: int = 0
+    invalid: int = 0
+    unread: int = 0
+    example: str | None = None
+
+
 def _check(
-    db: Connection, letters: Sequence[Candidate], handler: Named
-) -> tuple[int, int, str | None]:
-    valid, invalid, example = 0, 0, None
+    engine: Engine, letters: Sequence[Candidate], handler: Named, vault: Vault | None
+) -> _Checked:
+    found = _Checked()
     ids = [letter.dlq_id for letter in letters]
     for start in range(0, len(ids), _CHUNK):
-        for dlq_id, message in messages(db, ids[start : start + _CHUNK]).items():
+        opened = open_messages(engine, ids[start : start + _CHUNK], vault)
+        found.unread += len(opened.closed)
+        for dlq_id, message in opened.messages.items():
             try:
                 handler.decode(message.payload)
             except HoldfastError as error:
-                invalid += 1
-                example = example or f"{dlq_id}: {error}"
+                found.invalid += 1
+                # What a decoder says may quote the value, and that may be a secret.
+                words = WITHHELD if dlq_id in opened.secret else str(error)
+                found.example = found.example or f"{dlq_id}: {words}"
             else:
-                valid += 1
-    return valid, invalid, example
+                found.valid += 1
+    return found

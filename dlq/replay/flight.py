@@ -48,12 +48,17 @@ class Publisher:
         self._flight = Flight(batch, self._submit(batch))
 
     def land(
-        self, *, patience: float, pause: Callable[[float], None]
+        self,
+        *,
+        patience: float,
+        pause: Callable[[float], None],
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> tuple[Batch, list[Published]] | None:
         """Return the batch on its way and its results, None if there is none.
 
         While it takes long, *pause* is called every now and then. A broker that is away
-        for a while is waited out, by *pause* too, and the same batch is published again.
+        for a while is waited out, by *pause* too, and the same batch is published again as
+        long as the plan *goes_on*; if it does not, nothing more is sent.
         """
         backoff = Backoff(first=0.1, ceiling=5.0)
         until = self._clock.monotonic() + patience
@@ -74,6 +79,8 @@ class Publisher:
                     raise
                 log.warning("the broker is away, the plan waits: %s", error)
                 pause(delay)
+                if not goes_on():
+                    return None
                 self.send(flight.batch)
                 attempt += 1
         return None

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit
 from holdfast.dlq.closing import SYSTEM, close
-from holdfast.dlq.replay.letters import candidate, candidates, claims, high_water
-from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order
 from holdfast.dlq.replay.plan import Plan, Terms
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
-from holdfast.dlq.replay.supersession import superseded
-from holdfast.dlq.rows import PARKED
+from holdfast.dlq.replay.surveying import Manifest, survey
+from holdfast.dlq.rows import PARKED, PENDING
 from holdfast.dlq.schema import message
 from holdfast.dlq.transactions import committed
-from holdfast.errors import ConfigurationError, DependencyDown, NotFound
+from holdfast.errors import DependencyDown
 from holdfast.ids import new_id
 
 if TYPE_CHECKING:
@@ -31,43 +29,11 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.audit import Warrant
+    from holdfast.dlq.replay.manifest import Candidate
     from holdfast.dlq.replay.selection import Selection
 
 _ROWS = 1000  # per statement
 _RIVALS = 5  # times that others may be quicker to claim
-
-
-class AlreadyClaimed(NotNow):
-    """Every message that was asked for belongs to the live plan of somebody."""
-
-
-class NothingToReplay(NotFound):
-    """No pending dead letter matches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a plan would send, and what it would not, with the reasons."""
-
-    letters: list[Candidate]
-    aside: list[tuple[Candidate, ItemState, str]] = field(default_factory=list)
-    high_water: int
-    claimed_elsewhere: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def hash(self) -> str:
-        """The hash over every id, in the order of sending."""
-        return digest([letter.dlq_id for letter in self.everything])
-
-    @property
-    def everything(self) -> list[Candidate]:
-        """The letters to send, then those set aside."""
-        return [*self.letters, *(letter for letter, _, _ in self.aside)]
-
-    @property
-    def fingerprints(self) -> list[str]:
-        """The kinds of failure in it."""
-        return sorted({letter.fingerprint or "" for letter in self.everything})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,38 +42,6 @@ class Frozen:
 
     plan: Plan
     manifest: Manifest
-
-
-def survey(db: Connection, selection: Selection, terms: Terms) -> Manifest:
-    """Return what a plan for *selection* would hold now; nothing is written."""
-    if selection.is_empty:
-        raise ConfigurationError("nothing is selected: name a group, or filter by topic and so on")
-    below = high_water(db)
-    rows = list(candidates(db, selection, below=below))
-    elsewhere = claims(db, selection)
-    if not rows:
-        raise _nothing(selection, elsewhere)
-    ordered = in_source_order(candidate(row) for row in rows)
-    fit = {row.dlq_id for row in rows if row.replayable or row.revision}
-    late = {} if terms.policy.commutative else superseded(db, ordered)
-    letters, aside = [], []
-    for letter in ordered:
-        if (reason := late.get(letter.dlq_id)) is not None:
-            aside.append((letter, ItemState.HELD, reason))
-        elif letter.replay_count >= terms.policy.replay_cap:
-            text = f"replayed {letter.replay_count} times already"
-            aside.append((letter, ItemState.PARKED, text))
-        elif letter.dlq_id not in fit:
-            text = "what is stored is not what was sent (redacted, or of a newer version): edit it"
-            aside.append((letter, ItemState.SKIPPED, text))
-        else:
-            letters.append(letter)
-    return Manifest(
-        letters=arranged(letters, terms.policy.canary),
-        aside=aside,
-        high_water=below,
-        claimed_elsewhere=elsewhere,
-    )
 
 
 def freeze(
@@ -128,11 +62,17 @@ def freeze(
             return committed(
                 engine, lambda db: _frozen(db, selection, terms, warrant, clock), clock=clock
             )
+        except _ClosedMeanwhile:
+            continue
         except DependencyDown as error:
             # Somebody else was quicker to claim one of them: look again at what is left.
             if attempt == _RIVALS or not isinstance(error.__cause__, IntegrityError):
                 raise
-    raise AssertionError("unreachable")
+    raise NotNow("others close these dead letters at this moment: try again")
+
+
+class _ClosedMeanwhile(Exception):
+    """Somebody closed a letter between the survey and the claim."""
 
 
 def _frozen(
@@ -164,6 +104,7 @@ def _frozen(
     }
     db.execute(insert(plan), row)
     _claim(db, row["id"], manifest, now)
+    _lock(db, [letter.dlq_id for letter in manifest.letters])
     _take_from_triage(db, [letter.dlq_id for letter in manifest.letters])
     parked = [letter.dlq_id for letter, state, _ in manifest.aside if state is ItemState.PARKED]
     if parked:
@@ -186,6 +127,21 @@ def _claim(db: Connection, plan_id: str, manifest: Manifest, now: float) -> None
         rows.append(_item(plan_id, number, letter, state, note=note, settled_at=now))
     for chunk in _chunks(rows):
         db.execute(insert(item), chunk)
+
+
+def _lock(db: Connection, ids: list[str]) -> None:
+    """Make sure that all are pending still: who closes letters locks them, then looks at claims."""
+    chosen = sorted(ids)
+    for start in range(0, len(chosen), _ROWS):
+        chunk = chosen[start : start + _ROWS]
+        pending = (
+            select(message.c.dlq_id)
+            .where(message.c.dlq_id.in_(chunk), message.c.state == PENDING)
+            .order_by(message.c.dlq_id)
+            .with_for_update()
+        )
+        if len(db.execute(pending).all()) < len(chunk):
+            raise _ClosedMeanwhile
 
 
 def _take_from_triage(db: Connection, ids: list[str]) -> None:
@@ -222,17 +178,3 @@ def _item(
 
 def _chunks(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
     return [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
-
-
-def _nothing(selection: Selection, elsewhere: dict[str, int]) -> Exception:
-    if elsewhere:
-        plans = ", ".join(f"{plan_id[-8:]} ({count:,})" for plan_id, count in elsewhere.items())
-        return AlreadyClaimed(
-            f"everything here is claimed by another plan: {plans}; watch it with  holdfast dlq "
-            "plans show, or abort it to free its messages"
-        )
-    what = ", ".join(f"{name}={value}" for name, value in selection.described().items())
-    return NothingToReplay(
-        f"no dead letter is pending under {what}: it was replayed, discarded or never there; "
-        "see  holdfast dlq groups"
-    )

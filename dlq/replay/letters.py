@@ -19,7 +19,7 @@ from holdfast.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.replay.selection import Selection
     from holdfast.dlq.vault import Vault
@@ -35,6 +35,8 @@ _MESSAGE = tuple(
 _envelope = msgspec.json.Decoder(Envelope).decode
 # The envelope is long, and only that of a data subject can name encrypted fields.
 _ENVELOPE = case((message.c.subject.is_not(None), message.c.envelope)).label("envelope")
+WITHHELD = "(its words are withheld: the message has encrypted fields)"
+"""In place of an error's text that might quote what is encrypted in the store."""
 _CANDIDATE = tuple(
     message.c[name]
     for name in (
@@ -86,6 +88,12 @@ def candidate(row: Any) -> Candidate:
     )
 
 
+def named(db: Connection, dlq_ids: Sequence[str]) -> list[Candidate]:
+    """Return the dead letters with these ids as candidates."""
+    found = select(*_CANDIDATE).where(message.c.dlq_id.in_(dlq_ids))
+    return [candidate(row) for row in db.execute(found)]
+
+
 def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:
     """Return the messages in their latest revision, by the ids of their dead letters.
 
@@ -105,12 +113,14 @@ class Opened:
     """Why others cannot be read, by id."""
 
 
-def open_messages(db: Connection, dlq_ids: Sequence[str], vault: Vault | None) -> Opened:
+def open_messages(engine: Engine, dlq_ids: Sequence[str], vault: Vault | None) -> Opened:
     """Return the messages in their latest revision with their encrypted fields opened."""
+    with engine.connect() as db:
+        rows = list(_rows(db, dlq_ids))
     found: dict[str, Message] = {}
     secret: set[str] = set()
     closed: dict[str, str] = {}
-    for row in _rows(db, dlq_ids):
+    for row in rows:
         message = _message(row)
         if row.envelope is not None:
             governance = _envelope(row.envelope).governance

@@ -7,16 +7,15 @@ messages of some keys, never a later one without those before it.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.dlq.positions import place_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
-
-_NUMBER = re.compile(r"\d{1,30}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +52,12 @@ class Candidate:
 def in_source_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return *candidates* as their topics had them, one of each lane in turn.
 
-    A key lives in one lane, so its order is kept, and no lane gets everything at once.
+    A key lives in one lane, so its order is kept, and no lane gets everything at once. Where
+    positions are only names, the order is that in which the store received them.
     """
     ordered = sorted(
         candidates,
-        key=lambda c: (c.topic, c.group, c.partition, natural(c.position), c.seq, c.dlq_id),
+        key=lambda c: (c.topic, c.group, c.partition, place_of(c.position) or (), c.seq, c.dlq_id),
     )
     ranks: Counter[tuple[str, str, int]] = Counter()
     ranked = []
@@ -67,14 +67,6 @@ def in_source_order(candidates: Iterable[Candidate]) -> list[Candidate]:
         ranks[lane] += 1
     ranked.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in ranked]
-
-
-def natural(position: int | str) -> tuple[tuple[int, ...], str]:
-    """Return what *position* sorts by: numbers by value, also inside text (`17-2`)."""
-    if isinstance(position, int):
-        return (position,), ""
-    numbers = tuple(int(number) for number in _NUMBER.findall(position))
-    return numbers, position
 
 
 def arranged(ordered: Sequence[Candidate], canary: int) -> list[Candidate]:

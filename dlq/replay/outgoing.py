@@ -10,21 +10,24 @@ import msgspec
 from sqlalchemy import and_, bindparam, case, select
 
 from holdfast.binary_rows import in_binary
+from holdfast.dlq.replay.letters import named
 from holdfast.dlq.replay.marks import Stamp
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.replay.target import Place, target_topic
 from holdfast.dlq.restoring import opened
-from holdfast.dlq.rows import Envelope, headers_of
-from holdfast.dlq.schema import message, revision
+from holdfast.dlq.rows import PENDING, Envelope, headers_of
+from holdfast.dlq.schema import message, overtaken, revision
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.dlq.replay.plan import Plan
     from holdfast.dlq.vault import Vault
 
 _envelope = msgspec.json.Decoder(Envelope).decode
@@ -48,6 +51,7 @@ _PARTS = (
     message.c.traceparent,
     message.c.consumer_group,
     message.c.replay_count,
+    message.c.state,
     # The envelope is long, and only that of a data subject can name encrypted fields.
     case((message.c.subject.is_not(None), message.c.envelope)).label("envelope"),
 )
@@ -66,15 +70,23 @@ _BATCH = (
     .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
     .order_by(item.c.position)
 )
+_OVERTAKEN = (
+    select(item.c.position, item.c.dlq_id)
+    .join(overtaken, overtaken.c.dlq_id == item.c.dlq_id)
+    .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
+)
 _SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state != ItemState.CLAIMED)
 
 
 class Refusal(NamedTuple):
-    """A message of a plan that cannot be sent, and why."""
+    """A message of a plan that is not to be sent, and why."""
 
     number: int
     dlq_id: str
     words: str
+    state: ItemState = ItemState.SKIPPED
+    holds: bool = True
+    """Whether what follows of its key must wait for somebody to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,29 +119,38 @@ class Batch:
 class Reader:
     """Reads the batches of one plan as they are to be published."""
 
-    def __init__(self, plan_id: str, to_topic: str | None, vault: Vault | None = None) -> None:
-        self._plan_id = plan_id
-        self._to_topic = to_topic
+    def __init__(self, plan: Plan, vault: Vault | None = None) -> None:
+        self._plan_id = plan.id
+        self._to_topic = plan.target
+        self._commutative = plan.policy.commutative
         self._vault = vault
         self._addresses: dict[Place, tuple[str, Stamp]] = {}
 
-    def batch(self, db: Connection, start: int, end: int) -> Batch:
+    def batch(self, engine: Engine, start: int, end: int) -> Batch:
         """Return what the plan still has to send from *start* up to before *end*, in order."""
         where = {"plan": self._plan_id, "start": start, "end": end}
-        with in_binary(db):
-            cursor: Any = db.execute(_BATCH, where).cursor
-            rows = cursor.fetchall()
+        with engine.connect() as db:
+            late = [] if self._commutative else self._overtaken(db, start, end)
+            with in_binary(db):
+                cursor: Any = db.execute(_BATCH, where).cursor
+                rows = cursor.fetchall()
+        # Not inside: a vault reads the database itself, and SQLite lets only one in.
+        return self._made(rows, start, end, late)
+
+    def _made(self, rows: list[Any], start: int, end: int, unfit: list[Refusal]) -> Batch:
         numbers, ids, found = [], [], []
         places: set[Place] = set()
-        unfit: list[Refusal] = []
         for row in rows:
             (number, dlq_id, own_id, topic, kind, source, key, payload, headers, at, correlation,
-             causation, content_type, schema, trace, group, count, envelope) = row  # fmt: skip
+             causation, content, schema, trace, group, count, state, envelope) = row  # fmt: skip
             if envelope is not None:
                 try:
                     payload = opened(payload, _envelope(envelope).governance, self._vault)
                 except ConfigurationError as error:
                     unfit.append(Refusal(number, dlq_id, str(error)))
+            if state != PENDING:
+                words = f"it is {state} meanwhile: there is nothing to send"
+                unfit.append(Refusal(number, dlq_id, words, holds=False))
             places.add((topic, group))
             target, stamp = self._addresses.get((topic, group)) or self._address(topic, group)
             pairs = () if headers == _NO_HEADERS else headers_of(headers).pairs
@@ -147,7 +168,7 @@ class Reader:
                     time=datetime.fromtimestamp(at, UTC),
                     correlation_id=correlation,
                     causation_id=causation,
-                    content_type=content_type,
+                    content_type=content,
                     schema=schema,
                     traceparent=trace,
                 )
@@ -161,6 +182,17 @@ class Reader:
             places=places,
             unfit=tuple(unfit),
         )
+
+    def _overtaken(self, db: Connection, start: int, end: int) -> list[Refusal]:
+        """Return what a newer event of its key has overtaken since the plan was frozen."""
+        where = {"plan": self._plan_id, "start": start, "end": end}
+        numbers = {dlq_id: number for number, dlq_id in db.execute(_OVERTAKEN, where)}
+        if not numbers:
+            return []
+        return [
+            Refusal(numbers[dlq_id], dlq_id, words, ItemState.HELD, holds=False)
+            for dlq_id, words in superseded(db, named(db, sorted(numbers))).items()
+        ]
 
     def settled(self, db: Connection, start: int, end: int) -> set[int]:
         """Return the numbers from *start* up to before *end* that are not to be sent any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, or_, select, update
 
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import WAITING, ItemState
@@ -22,7 +22,7 @@ _ROWS = 500  # per statement
 
 
 def set_aside(db: Connection, plan: Plan, refused: Sequence[Refusal], clock: Clock) -> None:
-    """Skip *refused* with the reasons; hold what the plan has of their keys after them.
+    """Settle *refused* with the reasons; hold what the plan has of their keys after them.
 
     A commutative handler does not mind what follows.
     """
@@ -30,10 +30,14 @@ def set_aside(db: Connection, plan: Plan, refused: Sequence[Refusal], clock: Clo
     skip = (
         update(item)
         .where(item.c.plan_id == plan.id, item.c.position == bindparam("number"))
-        .values(state=ItemState.SKIPPED, live=None, note=bindparam("words"), settled_at=now)
+        .values(state=bindparam("into"), live=None, note=bindparam("words"), settled_at=now)
     )
-    db.execute(skip, [{"number": one.number, "words": one.words[:2000]} for one in refused])
-    if plan.policy.commutative:
+    db.execute(
+        skip,
+        [{"number": r.number, "into": r.state.value, "words": r.words[:2000]} for r in refused],
+    )
+    stuck = [one for one in refused if one.holds]
+    if plan.policy.commutative or not stuck:
         return
     hold = (
         update(item)
@@ -41,14 +45,14 @@ def set_aside(db: Connection, plan: Plan, refused: Sequence[Refusal], clock: Clo
             item.c.plan_id == plan.id,
             item.c.key_hash == bindparam("key"),
             item.c.position > bindparam("number"),
-            item.c.state.in_(WAITING),
+            or_(*(item.c.state == state for state in sorted(WAITING))),  # one statement for many
         )
         .values(state=ItemState.HELD, live=None, note=bindparam("words"), settled_at=now)
     )
     note = "an earlier message of its key was refused ({})"
     firsts = [
         {"key": key, "number": one.number, "words": note.format(one.dlq_id)}
-        for key, one in _first_of_keys(db, plan.id, refused).items()
+        for key, one in _first_of_keys(db, plan.id, stuck).items()
     ]
     db.execute(hold, firsts)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.dlq.capture import capture
-from holdfast.dlq.replay.letters import messages
+from holdfast.dlq.replay.letters import WITHHELD, Opened, open_messages
 from holdfast.dlq.replay.sandbox import Escaped, Sandbox
 from holdfast.dlq.rows import fingerprint_of
 from holdfast.effects import suppressed
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.replay.handlers import Named
     from holdfast.dlq.replay.manifest import Candidate
+    from holdfast.dlq.vault import Vault
     from holdfast.message import Message
 
 _CHUNK = 200  # messages per rolled-back transaction: on SQLite it holds the one write lock
@@ -46,6 +47,9 @@ class Prediction:
     example: str | None = None
     effects: Counter[str] = field(default_factory=Counter)
     """Effects that a real run would have had."""
+    unread: int = 0
+    """Messages that were not tried: they have encrypted fields that could not be opened."""
+    unread_because: str | None = None
 
     @property
     def count(self) -> int:
@@ -64,12 +68,14 @@ def simulate(
     handler: Named,
     *,
     database: Engine | None = None,
+    vault: Vault | None = None,
     extras: Mapping[str, Any] | None = None,
     observe: Callable[[int], Any] | None = None,
 ) -> list[Prediction]:
     """Return the prediction for each fingerprint in *letters*, the largest first.
 
     *database* is where the handler's session works; *extras* are further arguments by name.
+    Without the *vault* messages with encrypted fields are not tried, and counted as unread.
     """
     call = _Call(handler, extras or {})
     if call.wants_session and database is None:
@@ -78,12 +84,19 @@ def simulate(
         )
     predictions: dict[str, Prediction] = {}
     done = 0
-    for chunk, found in _read(store, letters):
+    for chunk, opened in _read(store, letters, vault):
         with contextlib.nullcontext() if database is None else Sandbox(database) as sandbox:
             for letter in chunk:
                 kind = letter.fingerprint or ""
                 prediction = predictions.setdefault(kind, Prediction(kind))
-                _try(call, found[letter.dlq_id], sandbox, letter, prediction)
+                if (message := opened.messages.get(letter.dlq_id)) is not None:
+                    is_secret = letter.dlq_id in opened.secret
+                    error = _tried(call, message, sandbox, letter, prediction)
+                    if error is not None:
+                        _note(prediction, message, error, letter, is_secret=is_secret)
+                elif letter.dlq_id in opened.closed:
+                    prediction.unread += 1
+                    prediction.unread_because = opened.closed[letter.dlq_id]
         done += len(chunk)
         if observe is not None:
             observe(done)
@@ -124,14 +137,14 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _try(
+def _tried(
     call: _Call,
     message: Message,
     sandbox: Sandbox | None,
     letter: Candidate,
     prediction: Prediction,
-) -> None:
-    """Run the handler once and note how it went."""
+) -> BaseException | None:
+    """Run the handler once; return what it raised."""
     try:
         with suppressed() as skipped, handling(message):
             if sandbox is None:
@@ -143,14 +156,20 @@ def _try(
     except Escaped as error:
         raise Escaped(f"message {letter.dlq_id}: {error}") from error
     except BaseException as error:  # noqa: BLE001 - any end is an answer, sys.exit(0) too
-        _note(prediction, message, error, letter)
+        return error
     else:
         prediction.passes += 1
         prediction.effects.update(skipped)
+        return None
 
 
 def _note(
-    prediction: Prediction, message: Message, error: BaseException, letter: Candidate
+    prediction: Prediction,
+    message: Message,
+    error: BaseException,
+    letter: Candidate,
+    *,
+    is_secret: bool,
 ) -> None:
     failure = capture(message, error, group=letter.group, handler="simulated").failure
     kind = fingerprint_of(failure).value
@@ -159,14 +178,13 @@ def _note(
     else:
         prediction.fails_anew[kind] += 1
     if prediction.example is None:
-        prediction.example = f"{failure.root.type}: {failure.root.text[:200]}"
+        words = WITHHELD if is_secret else failure.root.text[:200]
+        prediction.example = f"{failure.root.type}: {words}"
 
 
 def _read(
-    store: Engine, letters: Sequence[Candidate]
-) -> Iterator[tuple[list[Candidate], dict[str, Message]]]:
+    store: Engine, letters: Sequence[Candidate], vault: Vault | None
+) -> Iterator[tuple[list[Candidate], Opened]]:
     for start in range(0, len(letters), _CHUNK):
         chunk = list(letters[start : start + _CHUNK])
-        with store.connect() as db:
-            found = messages(db, [letter.dlq_id for letter in chunk])
-        yield [letter for letter in chunk if letter.dlq_id in found], found
+        yield chunk, open_messages(store, [letter.dlq_id for letter in chunk], vault)

@@ -51,8 +51,7 @@ class Stream:
             return batch.without(self._reader.settled(db, batch.start, batch.end))
 
     def _fetch(self, start: int, end: int) -> Batch:
-        with self._engine.connect() as db:
-            batch = self._reader.batch(db, start, end)
+        batch = self._reader.batch(self._engine, start, end)
         if batch.messages:
             size = sum(len(message.payload or b"") for message in batch.messages)
             average = size // len(batch.messages) + 1

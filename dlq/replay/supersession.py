@@ -37,7 +37,7 @@ def superseded(db: Connection, candidates: Sequence[Candidate]) -> dict[str, str
     Not those whose handler was declared commutative when they failed.
     """
     found = _by_letters(db, candidates) | _by_events(db, candidates)
-    for dlq_id in _declared_commutative(db, found):
+    for dlq_id in commutative_among(db, found):
         del found[dlq_id]
     return found
 
@@ -78,7 +78,8 @@ def _is_newer(row: Any, letter: Candidate) -> bool:
     return bool(row.seq > letter.seq) if newer is None else newer
 
 
-def _declared_commutative(db: Connection, dlq_ids: Iterable[str]) -> list[str]:
+def commutative_among(db: Connection, dlq_ids: Iterable[str]) -> list[str]:
+    """Return those of *dlq_ids* whose handler was declared commutative when they failed."""
     found = []
     for chunk in _chunks(sorted(dlq_ids)):
         wanted = select(message.c.dlq_id, message.c.envelope).where(message.c.dlq_id.in_(chunk))

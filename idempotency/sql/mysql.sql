@@ -134,11 +134,12 @@ INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
 VALUES (:consumer, :entity, :version, :content, UNIX_TIMESTAMP(SYSDATE(6)))
 ON DUPLICATE KEY UPDATE held_at = held_at
 -- name: ahead_count
-SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity
+-- Locking: at REPEATABLE READ a plain read would not see what was held after the snapshot.
+SELECT count(*) FROM holdfast_ahead WHERE consumer = :consumer AND entity = :entity FOR UPDATE
 -- name: ahead_read
 SELECT version, content FROM holdfast_ahead
 WHERE consumer = :consumer AND entity = :entity AND version >= :version
-ORDER BY version LIMIT :most
+ORDER BY version LIMIT :most FOR UPDATE
 -- name: ahead_drop
 DELETE FROM holdfast_ahead
 WHERE consumer = :consumer AND entity = :entity AND version <= :version

@@ -10,6 +10,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.doctor import bloat, queue, relays, slots, transactions
 from holdfast.outbox.doctor.finding import Finding, Limits, Severity
 from holdfast.outbox.doctor.patient import Patient
+from holdfast.outbox.slot_name import default_slot
 from holdfast.outbox.tables import missing_tables
 from holdfast.urls import mask
 
@@ -45,14 +46,14 @@ class Doctor:
         engine: Engine,
         *,
         limits: Limits | None = None,
-        slot: str = "holdfast_outbox",
+        slot: str | None = None,
         publication: str = "holdfast_outbox",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._patient = Patient(
             engine=engine,
             limits=Limits() if limits is None else limits,
-            slot=slot,
+            slot=default_slot(engine) if slot is None else slot,
             publication=publication,
             clock=clock,
         )

@@ -104,6 +104,8 @@ class Dispatch:
             self.outage = error
             return Step()
         outcome = sort_out(rows, results)
+        if isinstance(outcome.outage, LeaseLost):
+            raise outcome.outage
         if self._batch is None:  # the stream it came from is gone
             self._cleaner.add(outcome.done, ())
             return Step(published=len(outcome.done))

@@ -17,15 +17,17 @@ import msgspec
 
 from holdfast.errors import InvalidMessage
 from holdfast.outbox.rows import Row, values
-from holdfast.outbox.staging import Outbox
+from holdfast.outbox.staging import Outbox, require_transaction
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
+    from sqlalchemy.engine import Connection
+
     from holdfast.message import Message
-    from holdfast.outbox.staging import Event
+    from holdfast.outbox.event import Event
 
 PREFIX: Final = "holdfast"
 
@@ -74,8 +76,10 @@ def row_of(content: bytes, number: int) -> Row:
 
 
 def _emit(session: Any, bodies: list[dict[str, Any]]) -> None:
+    db: Connection = session.connection() if hasattr(session, "get_bind") else session
+    require_transaction(db)
     if bodies:
-        session.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
+        db.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
 
 
 async def _emit_async(

@@ -15,6 +15,7 @@ from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
 from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
+from holdfast.outbox.slot_name import default_slot
 from holdfast.outbox.wal.cleaner import Cleaner
 from holdfast.outbox.wal.courier import Courier
 from holdfast.outbox.wal.dispatch import Dispatch
@@ -24,12 +25,13 @@ from holdfast.outbox.wal.leftovers import Leftovers
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
-from holdfast.outbox.wal.slot import Slot, SlotNames, default_slot
+from holdfast.outbox.wal.slot import Slot, SlotNames
 from holdfast.outbox.wal.waker import Waker
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
+    from holdfast.outbox.shard_sinks import ShardSinks
     from holdfast.outbox.wal.reconcile import Reconcile
     from holdfast.ports import Sink
 
@@ -55,7 +57,7 @@ class WalEngine:
     def __init__(
         self,
         database: Engine | str,
-        sink: Sink,
+        sink: Sink | ShardSinks,
         *,
         slot: str | None = None,
         publication: str = "holdfast_outbox",

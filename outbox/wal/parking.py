@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.leases import Leases
     from holdfast.outbox.outcome import Refused
+    from holdfast.outbox.rows import Row
 
 _PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
 
@@ -49,6 +50,13 @@ class WalParking(Parking):
             self._write(leases, emitted)
             rows = [(row, error) for row, error in rows if row.seq > 0]
         return len(emitted) + super()._move(leases, rows)
+
+    def _keep(self, db: Connection, row: Row, why: str | None, how: str) -> bool:
+        # The log alone says what exists: a row may be deleted as soon as it was inserted.
+        command = statements("holdfast.outbox.wal", "postgresql")["park_gone"]
+        values = {**row._asdict(), "error": why, "state": how, "now": self._clock.now()}
+        db.execute(command, values)
+        return True
 
     def _write(self, leases: Leases, rows: Sequence[Refused]) -> None:
         command = statements("holdfast.outbox.wal", "postgresql")["park_emitted"]

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
+from holdfast.outbox.slot_name import default_slot
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost, translated
 from holdfast.outbox.wal.frames import position
 from holdfast.outbox.wal.stream import Stream, options, replication_connection
@@ -252,12 +253,6 @@ class Slot:
             who = {"name": self.names.slot, "me": self.reader}
             if db.execute(self._sql["terminate_stale"], who).scalar():
                 log.warning("ended the stale reader of replication slot %s", self.names.slot)
-
-
-def default_slot(engine: Engine) -> str:
-    """Return the slot's name for the database of *engine*."""
-    name = re.sub(r"[^a-z0-9_]", "_", (engine.url.database or "").lower())
-    return f"holdfast_outbox_{name}"[:63]
 
 
 def drop_slot(engine: Engine, slot: str | None = None) -> bool:

@@ -149,6 +149,7 @@ def test_a_bad_database_url_hides_its_password(tmp_path: Path) -> None:
 
 def test_a_missing_outbox_table_is_one_sentence(tmp_path: Path) -> None:
     """The sidecar says which table is missing and what makes it."""
+    (tmp_path / "empty.db").touch()
     done = holdfast(
         "relay", "--once", "--database", "sqlite:///empty.db", "--broker", "memory:", cwd=tmp_path
     )
@@ -291,3 +292,23 @@ def test_one_file_configures_every_command(tmp_path: Path) -> None:
         done = shell(*command, "--config", "holdfast.toml", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "filed.db").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dlq", "groups"),
+        ("dlq", "stats"),
+        ("keys", "list"),
+        ("inbox", "stats"),
+        ("doctor",),
+        ("outbox", "parked", "list"),
+        ("relay", "--once", "--broker", "memory:"),
+    ],
+)
+def test_a_mistyped_path_makes_no_empty_database(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """An empty database that says "nothing is pending" would be believed at night."""
+    done = shell(*words, cwd=tmp_path, HOLDFAST_DATABASE="sqlite:///nosuch.db")
+    assert done.returncode == 2
+    assert "there is no file nosuch.db" in done.stderr
+    assert not (tmp_path / "nosuch.db").exists()

@@ -94,6 +94,8 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
     with engine.connect() as db:
         entries = [(row.action, row.reason) for row in db.execute(select(audit))]
     assert entries == [("skip", "obsolete"), ("release", "seen to")]
+    shown = json.loads(keys(tmp_path, "audit", "--json").stdout)
+    assert [entry["action"] for entry in shown] == ["release", "skip"]
     engine.dispose()
 
 

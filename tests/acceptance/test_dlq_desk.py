@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import update
 
-from holdfast.dlq import close
+from holdfast.dlq import capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
 from holdfast.dlq.replay import Selection, Terms, freeze
 from holdfast.dlq.schema import message
 from holdfast.errors import Transient
+from holdfast.message import Message
 from tests.acceptance.test_dlq_cli import Desk
 
 if TYPE_CHECKING:
@@ -186,3 +187,39 @@ def test_the_trend_is_whole_on_a_narrow_terminal(
     monkeypatch.setattr(display.out, "_width", 80)
     desk.fail(3, ValueError("bad total"))
     assert "·" * 23 + "█" in desk.run("groups")[1]
+
+
+def test_a_topic_that_does_not_exist_is_not_collected_in_silence(desk: Desk) -> None:
+    """With the name that was meant, as far as the store knows it."""
+    desk.fail(1, ValueError("bad total"))
+    code, _, error = desk.run("collect", "orders.biling.dlq", "--broker", desk.broker, "--once")
+    assert code == 1
+    assert "no such topic: 'orders.biling.dlq' (did you mean orders.billing.dlq?)" in error
+
+
+BOMB = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m" + "a" * 10_000_000 + "\x00\ud800"
+VIEWS = (
+    ("stats",), ("groups",), ("list",), ("show",), ("explain",), ("audit",), ("export",),
+    ("replay", "--dry-run"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view[0])
+def test_ten_megabytes_of_hostile_text_are_harmless_in_every_view(
+    desk: Desk, view: tuple[str, ...]
+) -> None:
+    """Bounded, without anything that a terminal obeys; payload and key are no text at all."""
+    made = Message.new("orders", b"\xff\xfe\x00\x1b[2J", key=b"\x80k\x1b[2J")
+    error = RuntimeError(BOMB)
+    error.add_note(BOMB)
+    desk.home.put(capture(made, error, group="billing\x1b[2J", handler="shop.bill\x07"))
+    named = view[0] in ("show", "explain", "replay")
+    args = [view[0], *([desk.group()] if named else []), *view[1:]]
+    desk.run("ack", desk.group(), "--reason", BOMB[:5000], "--actor", "ada\x1b[2J")
+    if view[0] == "export":
+        args += ["--to", "-"]
+    for form in ([], ["--json"]) if view[0] != "export" else ([],):
+        code, said, error_said = desk.run(*args, *form)
+        assert code == 0, error_said
+        assert len(said) < 100_000
+        assert not set(said) & set("\x1b\x07\x9b\u202e\x00"), form

@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from holdfast.consumer import create_tables
 from holdfast.database import open_database
-from holdfast.idempotency import Inbox, Ledger, create_tables
+from holdfast.dlq import audit
+from holdfast.idempotency import Inbox, Ledger
 from holdfast.idempotency.schema import inbox
 
 BILLING = "billing/shop.bill"
@@ -72,19 +74,43 @@ def test_prune_removes_what_is_beyond_the_window(shop: Path) -> None:
 
 
 def test_forget_asks_first_and_lets_a_message_be_handled_again(shop: Path) -> None:
-    refused = holdfast(shop, "forget", BILLING, "new-1")
+    why = ("--reason", "undone by hand", "--actor", "ada")
+    refused = holdfast(shop, "forget", BILLING, "new-1", *why)
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    done = holdfast(shop, "forget", BILLING, "new-1", "never-seen", "--yes")
-    assert done.returncode == 0
+    done = holdfast(shop, "forget", BILLING, "new-1", "never-seen", "--yes", *why)
+    assert done.returncode == 0, done.stderr
     assert "forgot 1 of 2" in done.stdout
-    again = holdfast(shop, "forget", BILLING, "new-1", "--yes")
+    again = holdfast(shop, "forget", BILLING, "new-1", "--yes", *why)
     assert again.returncode == 1
     assert "remembers none" in again.stderr
 
 
+def test_who_forgot_what_and_why_is_in_the_audit_trail(shop: Path) -> None:
+    """Once, with actor, reason and ids, in a chain that is whole; without a reason nothing."""
+    silent = holdfast(shop, "forget", BILLING, "new-1", "--yes")
+    assert silent.returncode == 2
+    assert "--reason" in silent.stderr
+    empty = holdfast(shop, "forget", BILLING, "new-1", "--yes", "--reason", " ")
+    assert empty.returncode == 2
+    assert "reason is empty" in empty.stderr
+    why = ("--reason", "undone by hand", "--actor", "ada", "--yes")
+    holdfast(shop, "forget", BILLING, "new-1", "new-2", *why)
+    holdfast(shop, "forget", BILLING, "new-1", *why)  # it is forgotten already
+    engine = open_database(f"sqlite:///{shop}/shop.db")
+    with engine.connect() as db:
+        (entry,) = audit.entries(db)
+        assert audit.verify(db).is_whole
+    engine.dispose()
+    assert (entry.actor, entry.reason, entry.subject) == ("ada", "undone by hand", BILLING)
+    assert (entry.action, entry.detail) == ("inbox.forget", {"messages": ["new-1", "new-2"]})
+
+
 def test_an_unknown_consumer_or_a_missing_table_is_one_sentence(shop: Path) -> None:
-    for args in (("prune", "--consumer", "nobody"), ("forget", "nobody", "m", "--yes")):
+    for args in (
+        ("prune", "--consumer", "nobody"),
+        ("forget", "nobody", "m", "--yes", "--reason", "x"),
+    ):
         done = holdfast(shop, *args)
         assert done.returncode == 1
         assert "holdfast inbox stats" in done.stderr

@@ -4,7 +4,9 @@ Usage: relay.py DATABASE BROKER ENGINE LEASE_SECONDS [SABOTAGE]
 
 ENGINE is lease, wal, or emitted: the WAL engine with events that have no row. Sabotages are
 cursor (read by `seq > last`), doomed (die before the third batch is published, which is no
-broken promise) and ahead (doomed, and the log is confirmed before it is published).
+broken promise) and ahead (doomed, and the log is confirmed before it is published). For
+zombie and heir, no broken promises either, and unguarded (a zombie that does not ask whose
+the shards are), see handover.py. With transactions, every shard is published in its own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from typing import Any
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.database import open_database
-from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, Step
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks, Step
+from tests.checker.handover import (
+    HEIR,
+    UNGUARDED,
+    ZOMBIE,
+    Refusing,
+    freeze_before_parking,
+    freeze_before_reading,
+)
 
 
 def read_by_cursor(engine: Any, memory: Path) -> None:
@@ -83,11 +93,14 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     terms = LeaseTerms(seconds=float(lease))
     db = open_database(database)
-    sink: Any = connect(broker).sink()
+    opened = connect(broker)
+    sink: Any = ShardSinks(opened, "checked") if sabotage == "transactions" else opened.sink()
     if sabotage in ("ahead", "doomed"):
         sink = Doomed(sink)
     if sabotage == "ahead":
         confirm_ahead()
+    if sabotage in (ZOMBIE, UNGUARDED):
+        sink = Refusing(sink)
     moving: Any
     if engine in ("wal", "emitted"):
         from holdfast.outbox.wal import WalEngine
@@ -97,6 +110,10 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
         moving = LeaseEngine(db, sink, terms=terms, batch=4)  # small: passes of many batches
     if sabotage == "cursor":
         read_by_cursor(moving, Path(broker.partition("///")[2] + ".cursor"))
+    if sabotage in (ZOMBIE, UNGUARDED):
+        freeze_before_parking(moving, guarded=sabotage == ZOMBIE)
+    if sabotage == HEIR:
+        freeze_before_reading(moving)
     running = Relay(moving, backoff=Backoff(first=0.05, ceiling=0.5), observer=tell)
     signal.signal(signal.SIGTERM, lambda *_: running.stop())
     running.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -12,14 +13,26 @@ from pathlib import Path
 from select import select as select_
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert, select, text
+from sqlalchemy import func, insert, select, text, update
 
 from holdfast import BrokerDown
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, Relay, create_tables
-from holdfast.outbox.schema import outbox
+from holdfast.outbox.audit import Warrant
+from holdfast.outbox.parked_event import NotParked
+from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.outbox.schema import outbox, parked, shard
+from holdfast.sql import statements
 from holdfast.testing import wait_until
+from tests.checker.handover import (
+    HEIR,
+    HEIR_SECONDS,
+    UNGUARDED,
+    ZOMBIE,
+    ZOMBIE_SECONDS,
+    hand_over,
+)
 from tests.checker.verdict import Verdict, judge
 from tests.checker.writer import KEYS, TOPIC, counter, metadata
 
@@ -52,7 +65,7 @@ class Run:
     def go(self) -> Verdict:
         """Run it and judge what reached the broker."""
         self._prepare()
-        relays = [self._relay() for _ in range(self.relays)]
+        relays = self._start_relays()
         if self.sabotage == "cursor":  # it loses what commits while it reads
             select_([relay.stdout for relay in relays], [], [], 60)
         writers = [
@@ -90,10 +103,44 @@ class Run:
         broker.source([TOPIC], group="checker").close()  # queues keep only what follows
         broker.close()
 
-    def _relay(self) -> subprocess.Popen[bytes]:
-        return _child(
-            "relay.py", self.database, self.broker, self.engine, str(self.lease), self.sabotage
-        )
+    def _start_relays(self) -> list[subprocess.Popen[bytes]]:
+        if not self._hands_over:
+            return [self._relay() for _ in range(self.relays)]
+        zombie = self._relay(self.sabotage, ZOMBIE_SECONDS)
+        try:
+            heir = hand_over(zombie, self._write_more, lambda: self._relay(HEIR, HEIR_SECONDS))
+        except BaseException:
+            _end(zombie)
+            raise
+        return [zombie, heir]
+
+    @property
+    def _hands_over(self) -> bool:
+        return self.sabotage in (ZOMBIE, UNGUARDED)
+
+    def _write_more(self) -> None:
+        """Commit the next events of the first key; return once the lease has run out."""
+        engine = open_database(self.database)
+        now = statements("holdfast.outbox", engine.dialect.name)["now"]
+
+        def has_lapsed() -> bool:
+            with engine.connect() as db:
+                last = db.execute(select(func.max(shard.c.until))).scalar_one()
+                return float(last) < float(db.execute(now).scalar_one())
+
+        with engine.begin() as db:
+            db.execute(update(counter).where(counter.c.name == KEYS[0]).values(n=3))
+            for n in (2, 3):
+                Outbox().add(db, {"key": KEYS[0], "n": n}, topic=TOPIC, key=KEYS[0])
+        wait_until(has_lapsed, deadline=60, what="the lease ran out")
+        engine.dispose()
+
+    def _relay(
+        self, sabotage: str | None = None, lease: float | None = None
+    ) -> subprocess.Popen[bytes]:
+        broken = self.sabotage if sabotage is None else sabotage
+        seconds = str(self.lease if lease is None else lease)
+        return _child("relay.py", self.database, self.broker, self.engine, seconds, broken)
 
     def _strain(
         self, writers: list[subprocess.Popen[bytes]], relays: list[subprocess.Popen[bytes]]
@@ -104,8 +151,8 @@ class Run:
         share = self.seconds / (len(self.faults) + 1)
         while any(writer.poll() is None for writer in writers):
             self._replace_dead(relays)
-            if self.sabotage == "cursor":
-                time.sleep(0.05)  # pacing: it needs no kills to lose something
+            if self.sabotage == "cursor" or self._hands_over:
+                time.sleep(0.05)  # pacing: these need no kills
             else:
                 self._kill_one(relays, chance)
             if faults and time.monotonic() - start > share * (len(self.faults) - len(faults) + 1):
@@ -134,8 +181,12 @@ class Run:
             with engine.connect() as db:
                 if end is not None:
                     return bool(db.execute(_CONFIRMED, {"end": end}).scalar())
-                return db.execute(select(outbox.c.seq).limit(1)).first() is None
+                waiting = [select(table.c.seq).limit(1) for table in (outbox, parked)]
+                return all(db.execute(rows).first() is None for rows in waiting)
 
+        # What the broker refused is released, as an operator would.
+        with suppress(NotParked):
+            ParkedKeys(engine).release(Selection(topic=TOPIC), Warrant(actor="c", reason="r"))
         # A relay that reads by a cursor may never finish: then the verdict tells.
         with suppress(AssertionError):
             wait_until(empty, deadline=2 if self.sabotage == "cursor" else 60, what="it drained")
@@ -177,7 +228,9 @@ class Run:
 
 
 def _child(script: str, *args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(HERE / script), *args], stdout=subprocess.PIPE)
+    command = [sys.executable, str(HERE / script), *args]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}  # they import from here, too
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -66,6 +66,8 @@ class Run:
     sabotage: str = ""
     deadline: float = 120.0
     partitions: int = 4
+    batch: int = 0
+    """How many messages share a transaction; 0: each has its own."""
 
     def go(self) -> Verdict:
         """Publish, consume with two processes, kill, and judge."""
@@ -218,7 +220,7 @@ class Run:
         return subprocess.Popen(
             [
                 sys.executable, "-m", "tests.effects.worker", self.broker, self.database,
-                json.dumps(self.native), self.sabotage,
+                json.dumps(self.native), self.sabotage, str(self.batch),
             ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},

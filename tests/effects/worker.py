@@ -32,8 +32,8 @@ effects = Table(
 )
 
 
-def consumer(broker: str, database: str, native: dict[str, Any]) -> Consumer:
-    """Return the consumer under test."""
+def consumer(broker: str, database: str, native: dict[str, Any], batch: int = 0) -> Consumer:
+    """Return the consumer under test; *batch* messages share a transaction, 0: none do."""
     made = Consumer(
         connect(broker, **native),
         group=GROUP,
@@ -45,7 +45,7 @@ def consumer(broker: str, database: str, native: dict[str, Any]) -> Consumer:
         crash_limit=3,
     )
 
-    @made.on(TOPIC)
+    @made.on(TOPIC, batch=batch or None)
     @dead_letter()
     @retry(Backoff(first=0.01, ceiling=0.05, attempts=4))
     @idempotent
@@ -67,4 +67,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=os.environ.get("CHECKER_LOG", "ERROR"))
     if sys.argv[4]:
         importlib.import_module(f"tests.sabotage.{sys.argv[4]}")
-    consumer(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])).run()
+    consumer(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[5])).run()

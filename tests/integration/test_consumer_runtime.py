@@ -494,7 +494,7 @@ def test_a_handler_cannot_end_the_transaction_itself(bench: Bench, verb: str) ->
 
 
 def test_a_handler_that_ends_the_process_is_not_acknowledged(bench: Bench) -> None:
-    """SystemExit stops the consumer cleanly: others finish, this message stays."""
+    """SystemExit stops the consumer cleanly: others finish, this message stays, as a crash."""
     consumer = bench.consumer()
 
     @consumer.on("orders")
@@ -507,7 +507,7 @@ def test_a_handler_that_ends_the_process_is_not_acknowledged(bench: Bench) -> No
     with pytest.raises(SystemExit):
         consumer.run()
     assert bench.lag == 1
-    assert bench.attempts == []
+    assert [(row.failed, row.crashed) for row in bench.attempts] == [(0, 1)]
     assert bench.marks == []
 
 

@@ -7,18 +7,22 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import DataError
 
+from holdfast.backoff import Backoff
 from holdfast.brokers import connect
+from holdfast.cli.dlq.shown import when
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, TopicHome, create_tables
 from holdfast.dlq.collector import Collector
 from holdfast.dlq.groups import Groups
 from holdfast.dlq.schema import change, message
-from holdfast.dlq.wire import ENVELOPE
+from holdfast.dlq.wire import ENVELOPE, to_topic
 from holdfast.errors import DependencyDown
 from holdfast.headers import Headers
 from holdfast.message import Message
@@ -26,11 +30,12 @@ from holdfast.testing import wait_until
 from tests.dead_letters import count, letter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq import DeadLetter
     from holdfast.ports import Broker
 
 TOPIC = "orders.billing.dlq"
@@ -172,3 +177,82 @@ def test_a_running_collector_stops_when_told(broker: Broker, engine: Engine) -> 
     source.close()
     with engine.connect() as db:
         assert set(db.execute(select(message.c.origin)).scalars()) == {"collected"}
+
+
+class Flaky(StoreHome):
+    """A store that is down for some calls, and refuses some letters for what is in them."""
+
+    def __init__(self, engine: Engine, *, down: int = 0, refuses: tuple[str, ...] = ()) -> None:
+        super().__init__(engine)
+        self.left = down
+        self.refuses = refuses
+
+    def put_all(self, letters: Sequence[DeadLetter], connection: Any = None) -> None:
+        """Fail as a database would."""
+        if self.left > 0:
+            self.left -= 1
+            raise DependencyDown("the database is away")
+        for one in letters:
+            if one.message.id in self.refuses and one.culprit.group != "unknown":
+                error = DataError("INSERT", {}, Exception("out of range"))
+                raise DependencyDown("the dead-letter store failed") from error
+        super().put_all(letters, connection)
+
+
+def test_a_store_that_was_down_gets_the_same_batch_again(broker: Broker, engine: Engine) -> None:
+    """Without a restart: what was in hand is not forgotten, and what came later is not ahead."""
+    published(broker, 3)
+    source = broker.source([TOPIC], group="collector")
+    collector = Collector(source, Flaky(engine, down=2), backoff=Backoff(first=0.01, ceiling=0.01))
+    collector.run(until_idle=True)
+    source.close()
+    assert collector.collected.stored == 3
+    assert count(engine, message) == 3
+
+
+def test_a_collection_that_cannot_be_stored_ends_with_the_reason(
+    broker: Broker, engine: Engine
+) -> None:
+    """Asked to end when nothing is left, it does not ask for ever; the topic keeps all."""
+    published(broker, 3)
+    source = broker.source([TOPIC], group="collector")
+    short = Backoff(first=0.01, ceiling=0.01)
+    with pytest.raises(DependencyDown, match="away"):
+        Collector(source, Flaky(engine, down=100), backoff=short).run(until_idle=True)
+    source.close()
+    assert sum(broker.lag("collector", [TOPIC]).values()) == 3
+    assert collected(broker, engine).collected.stored == 3
+
+
+def test_one_letter_that_no_column_takes_holds_up_no_other(broker: Broker, engine: Engine) -> None:
+    """It is stored as one that cannot be read, with all that it had."""
+    published(broker, 3)
+    source = broker.source([TOPIC], group="collector")
+    collector = Collector(source, Flaky(engine, refuses=("id-1",)))
+    collector.run(until_idle=True)
+    source.close()
+    assert (collector.collected.stored, collector.collected.unreadable) == (3, 1)
+    with engine.connect() as db:
+        kept = select(message.c.headers).where(message.c.error_type == "unreadable envelope")
+        assert ENVELOPE in db.execute(kept).scalar_one()
+    assert count(engine, message) == 3
+
+
+def test_numbers_and_moments_of_another_make_no_trouble(broker: Broker, engine: Engine) -> None:
+    """A clock in the far future, a count beyond any column, an id that is none."""
+    made = letter(7)
+    history = msgspec.structs.replace(
+        made.history, attempts=10**12, last_failed_at=1e300, first_failed_at=-1e300
+    )
+    lineage = msgspec.structs.replace(made.lineage, replay_count=2**40)
+    made = msgspec.structs.replace(made, dlq_id="x" * 99, history=history, lineage=lineage)
+    sink = broker.sink()
+    sink.publish([to_topic(made)])
+    sink.close()
+    assert collected(broker, engine).collected.unreadable == 0
+    with engine.connect() as db:
+        row = db.execute(select(message)).one()
+    assert len(row.dlq_id) == 36
+    assert row.first_failed_at == 0
+    assert f"{when(row.last_failed_at)}".startswith("9999-")
+    assert when(1e300).endswith("since 1970")

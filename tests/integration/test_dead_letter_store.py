@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome, close, closed
+from holdfast.dlq import StoreHome, close, closed, create_tables
 from holdfast.dlq.schema import change, group, message
 from holdfast.errors import DependencyDown
 from holdfast.headers import Headers
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.dlq import DeadLetter
+    from tests.servers import MariaDB
 
 
 HEADERS = Headers([("x", b"\xff\x00"), ("x", "two"), ("n", None)])
@@ -139,3 +140,27 @@ def test_a_store_without_tables_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(DependencyDown, match="holdfast db upgrade"):
         StoreHome(bare).put(letter())
     bare.dispose()
+
+
+def test_a_message_larger_than_the_server_takes_is_refused_with_the_setting(
+    mariadb: MariaDB,
+) -> None:
+    """MySQL's max_allowed_packet: nothing is stored, nothing may be acknowledged, others go on."""
+    url = mariadb.database("packets")
+    admin = open_database(url)
+    create_tables(admin)
+    with admin.connect() as db:
+        usual = db.exec_driver_sql("SELECT @@global.max_allowed_packet").scalar_one()
+        db.exec_driver_sql("SET GLOBAL max_allowed_packet = 1048576")
+    engine = open_database(url)
+    try:
+        home = StoreHome(engine)
+        with pytest.raises(DependencyDown, match="max_allowed_packet"):
+            home.put(letter(1, payload=b"x" * 3_000_000))
+        home.put(letter(2))
+        assert count(engine, message) == 1
+    finally:
+        with admin.connect() as db:
+            db.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {int(usual)}")
+        engine.dispose()
+        admin.dispose()

@@ -20,6 +20,7 @@ from holdfast.clock import SystemClock
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
+from holdfast.outbox.slot_name import default_slot
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -225,14 +226,16 @@ def test_a_reader_that_only_looks_is_named_when_it_pins_vacuum(pg: Engine) -> No
 
 
 def test_a_slot_without_its_table_in_the_publication_is_critical(pg: Engine) -> None:
-    """Events would be written and never streamed."""
+    """Events would be written and never streamed; the slot is the one that the engine makes."""
     with pg.begin() as db:
-        db.execute(text(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')"))
+        db.execute(
+            text(f"SELECT pg_create_logical_replication_slot('{default_slot(pg)}', 'pgoutput')")
+        )
     missing = named(Doctor(pg, limits=QUICK).examine(), "publication")[0]
     assert missing.severity is Severity.CRITICAL
     assert "CREATE PUBLICATION" in str(missing.fix)
     with pg.begin() as db:
-        db.execute(text(f"CREATE PUBLICATION {SLOT}"))
+        db.execute(text("CREATE PUBLICATION holdfast_outbox"))
     empty = named(Doctor(pg, limits=QUICK).examine(), "publication")[0]
     assert empty.severity is Severity.CRITICAL
     with pg.begin() as db:
@@ -291,6 +294,7 @@ def test_the_command_exits_by_the_worst_finding(tmp_path: Path) -> None:
         )
         return done.returncode, json.loads(done.stdout)
 
+    (tmp_path / "empty.db").touch()
     code, findings = run(f"sqlite:///{tmp_path}/empty.db")
     assert (code, findings[0]["severity"]) == (2, "critical")
     url = f"sqlite:///{tmp_path}/shop.db"

@@ -80,11 +80,36 @@ def test_effects_happen_once_on_nats(postgres: Postgres, nats: Nats, size: dict[
     check(Run(broker=nats.url, native=native, database=database(postgres, "nats", size), **size))
 
 
-def test_a_message_that_kills_its_process_is_quarantined_and_the_group_goes_on(
-    postgres: Postgres, tmp_path: Path
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_of_batches_happen_once_on_sqlite(
+    postgres: Postgres, tmp_path: Path, size: dict[str, Any]
 ) -> None:
-    """Every start of it is fatal; after three on its own it is a dead letter, and all else runs."""
+    """Many messages share a transaction; a killed process leaves all of one or nothing."""
+    url = f"sqlite:///{tmp_path}/b.db?session=2"
+    check(Run(broker=url, database=database(postgres, "batches", size), batch=40, **size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_effects_of_batches_happen_once_on_kafka(
+    postgres: Postgres, kafka: Kafka, size: dict[str, Any]
+) -> None:
+    """The same where commits are cumulative."""
+    native = {"session_timeout_ms": 2500, "heartbeat_interval_ms": 250}
+    url = f"kafka://{kafka.address}"
+    name = database(postgres, "kafka_batches", size)
+    check(Run(broker=url, native=native, database=name, batch=40, **size))
+
+
+@pytest.mark.parametrize("batch", [0, 20])
+def test_a_message_that_kills_its_process_is_quarantined_and_the_group_goes_on(
+    postgres: Postgres, tmp_path: Path, batch: int
+) -> None:
+    """Every start of it is fatal; after three on its own it is a dead letter, and all else runs.
+
+    Those that shared its batch ran alone once, too, and are cleared by that.
+    """
     url = f"sqlite:///{tmp_path}/b.db?session=1"
-    run = Run(broker=url, database=postgres.database("effects_deadly"), count=40, kills=0, deadly=1)
+    name = postgres.database(f"effects_deadly_{batch}")
+    run = Run(broker=url, database=name, count=40, kills=0, deadly=1, batch=batch)
     verdict = run.go()
     assert verdict.clean, verdict

@@ -17,7 +17,7 @@ from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases
-from holdfast.outbox.rows import values
+from holdfast.outbox.rows import shard_of, values
 from holdfast.outbox.schema import SHARDS, delayed, outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
 from holdfast.testing import VirtualClock, wait_until
@@ -224,6 +224,54 @@ def test_relays_share_the_shards_and_the_last_one_gets_them_all(engine: Engine) 
     second._leases.renew()
     assert _owned(second) == SHARDS
     second.close()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_relay_that_inherits_a_shard_knows_which_keys_are_parked(engine: Engine) -> None:
+    """It looked a moment ago, before they were; after each renewal it looks again."""
+    clock, refusing, taking = VirtualClock(), NullSink(), NullSink()
+    terms = LeaseTerms(seconds=10)
+    first = LeaseEngine(engine, refusing, terms=terms, clock=clock)
+    second = LeaseEngine(engine, taking, terms=terms, clock=clock)
+    first.step()
+    second._leases.renew()
+    clock.advance(4)
+    first.step()  # gives up its half
+    second.step()
+    second._parking.refresh(second._leases, taking)
+    key = next(key for key in map(str, range(100)) if shard_of("t", key, "") in first._leases.owned)
+    refusing.refuse.add(key.encode())
+    stage(engine, 1, key)
+    first.step()
+    assert size(engine, parked) == 1
+    stage(engine, 1, key)
+    first.close()
+    clock.advance(3.4)
+    second._parking._looked = clock.monotonic() - 0.1
+    while not second.step().idle:
+        pass
+    assert _owned(second) == SHARDS
+    assert (taking.taken, size(engine, parked)) == ([], 2)
+
+
+def test_a_refused_row_that_somebody_deleted_is_not_said_to_be_parked(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The table alone says what exists; the relay says that the row is gone."""
+    stage(engine, 1, "bad")
+    sink = NullSink()
+    sink.refuse.add(b"bad")
+    sink.gate = threading.Event()
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=60))
+    worker = threading.Thread(target=Relay(moving).run_once)
+    worker.start()
+    assert sink.entered.wait(30)
+    with engine.begin() as db:
+        db.execute(outbox.delete())
+    sink.gate.set()
+    worker.join(30)
+    assert size(engine, parked) == 0
+    assert "is gone from the table: nothing is parked" in caplog.text
 
 
 def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> None:

@@ -176,3 +176,33 @@ def test_the_checker_sees_a_relay_that_reads_by_a_cursor(
     )
     verdict = run.go()
     assert verdict.lost, verdict
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_a_relay_that_wakes_up_after_its_lease_breaks_nothing(
+    kind: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    report: Callable[[object], None],
+) -> None:
+    """It is about to park what its heir publishes, and is refused: 0 lost, 0 out of order."""
+    report(verdict := _handed_over(kind, tmp_path, request, "zombie").go())
+    assert verdict.clean, verdict
+    assert verdict.events > 20
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_checker_sees_a_relay_that_acts_without_the_epoch_guard(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The same run breaks the order of a key when nobody asks whose the shards are."""
+    verdict = _handed_over(kind, tmp_path, request, "unguarded").go()
+    assert ("key-0", 1) in verdict.disorder, verdict
+
+
+def _handed_over(kind: str, tmp_path: Path, request: pytest.FixtureRequest, sabotage: str) -> Run:
+    url = f"sqlite:///{tmp_path}/s.db"
+    if kind != "sqlite":
+        url = request.getfixturevalue(kind).database(f"checker_{sabotage}")
+    broker = f"sqlite:///{tmp_path}/b.db"
+    return Run(database=url, broker=broker, sabotage=sabotage, seconds=1, writers=2)

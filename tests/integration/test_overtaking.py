@@ -15,10 +15,10 @@ from holdfast.dlq import StoreHome, capture, close, dead_letter
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
 from holdfast.dlq.replay.dry_run import dry_run
-from holdfast.dlq.replay.freezing import survey
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.supersession import superseded
+from holdfast.dlq.replay.surveying import survey
 from holdfast.dlq.retention import prune
 from holdfast.dlq.schema import message as stored
 from holdfast.dlq.schema import overtaken
@@ -102,7 +102,7 @@ def test_a_newer_event_that_was_handled_holds_the_dead_one(bench: Bench) -> None
     assert list(held(bench)) == ["bad-1"]
     assert f"message {newer}" in held(bench)["bad-1"]
     with bench.engine.connect() as db:
-        report = dry_run(db, survey(db, EVERYTHING, TERMS), TERMS)
+        report = dry_run(bench.engine, survey(db, EVERYTHING, TERMS), TERMS)
     assert (report.count, report.aside) == (1, {"held": 1})
     assert newer in report.aside_examples[0][1]
     frozen = freeze(bench.engine, EVERYTHING, TERMS, ADA)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from holdfast import BrokerDown, Message
 from holdfast.brokers import connect
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 EVENTS = [(f"k{n % 3}", f"{n:04}" + "x" * 200) for n in range(60)]
 TERMS = LeaseTerms(seconds=5)
+WRITABLE = "-c default_transaction_read_only=off"
 
 
 @pytest.fixture
@@ -106,6 +108,35 @@ def test_a_database_that_is_cut_off_in_the_middle_of_a_batch_is_an_outage(
             wait_until(lambda: shop.left == 0, deadline=60, what="the outbox drained")
         far.dispose()
     check(shop, sink.seen)
+
+
+@pytest.mark.parametrize("kind", ["lease", "wal"])
+def test_a_database_that_is_read_only_for_a_while_is_an_outage(shop: Shop, kind: str) -> None:
+    """A failover leaves the old primary read only; the relay waits instead of ending."""
+    sink, name = Recorder(), shop.engine.url.database
+    shop.ask(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    shop.engine.dispose()
+    with running(engine_of(kind, shop.engine, sink)) as relay:
+        wait_until(lambda: relay.health.outage, what="the outage is noticed")
+        assert "read-only" in str(relay.health.outage)
+        writable = open_database(shop.url, connect_args={"options": WRITABLE})
+        with writable.begin() as db:
+            db.exec_driver_sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+            db.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        writable.dispose()
+        wait_until(lambda: left(shop) == 0, deadline=60, what="the outbox drained")
+    check(shop, sink.seen)
+
+
+def left(shop: Shop) -> int | None:
+    """Return how many events wait; None while connections that were cut are found out."""
+    try:
+        return shop.left
+    except DBAPIError:
+        return None
 
 
 class Node(RabbitMQ):

@@ -13,9 +13,11 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, s
 
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
+from holdfast.clock import SystemClock
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture
 from holdfast.dlq.audit import Warrant, verify
+from holdfast.dlq.letter import Governance
 from holdfast.dlq.replay import (
     EndingKind,
     Marks,
@@ -30,13 +32,17 @@ from holdfast.dlq.replay import (
     is_for,
     original,
 )
-from holdfast.dlq.replay.freezing import AlreadyClaimed, NothingToReplay
+from holdfast.dlq.replay.dry_run import dry_run
+from holdfast.dlq.replay.edits import Edit, Edits
 from holdfast.dlq.replay.lease import Fenced, Lease, TakenPlan
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
+from holdfast.dlq.replay.surveying import AlreadyClaimed, NothingToReplay, survey
+from holdfast.dlq.rows import Envelope
 from holdfast.dlq.schema import message as letters
+from holdfast.dlq.schema import overtaken
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
@@ -44,6 +50,7 @@ from holdfast.testing import VirtualClock, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import datetime
     from pathlib import Path
 
     from sqlalchemy.engine import Engine
@@ -303,7 +310,7 @@ def test_two_operators_never_send_one_message_twice(shop: Shop) -> None:
     first = shop.freeze()
     with pytest.raises(AlreadyClaimed, match=first.id[-8:]):
         shop.freeze(warrant=BOB)
-    shop.fail(5, start=20)
+    shop.fail(5, start=20, keys=1000)  # of other keys: these need not wait for the first plan
     second = shop.freeze(warrant=BOB)
     assert (first.total, second.total) == (20, 5)
     shop.plans.abort(first, ADA)
@@ -585,3 +592,184 @@ def test_an_unconfirmed_message_becomes_unknown_and_not_forgotten(small: Shop) -
     assert small.plans.tally(found)[ItemState.UNKNOWN] == 4
     with small.billing.running("orders.billing.replay"):
         assert small.send(plan.id).kind is EndingKind.CONFIRMED
+
+
+class Broken:
+    """A broker that publishes nothing until it is told to; *meanwhile* runs at the first try."""
+
+    def __init__(self, broker: Broker, meanwhile: Callable[[], Any]) -> None:
+        self._broker = broker
+        self._meanwhile = meanwhile
+        self.tries = 0
+        self.published = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def sink(self) -> Any:
+        """Return a sink that fails once."""
+        inner, outer = self._broker.sink(), self
+
+        class Sink:
+            def publish(self, messages: Any) -> Any:
+                outer.tries += 1
+                if outer.tries == 1:
+                    outer._meanwhile()
+                    raise BrokerDown("restarting")
+                outer.published += len(messages)
+                return inner.publish(messages)
+
+            def close(self) -> None:
+                inner.close()
+
+        return Sink()
+
+
+@pytest.mark.parametrize("act", ["pause", "abort"])
+def test_an_operator_is_heard_while_the_broker_is_away(small: Shop, act: str) -> None:
+    """What was not sent by then is not sent when the broker is back."""
+    small.fail(5)
+    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=())))
+    broker = Broken(small.broker, lambda: getattr(small.plans, act)(small.plans.find(plan.id), BOB))
+    ending = Sender(small.engine, broker, pace=FAST).run(plan.id)  # type: ignore[arg-type]
+    assert ending.kind is (EndingKind.PAUSED if act == "pause" else EndingKind.ABORTED)
+    assert (broker.tries, broker.published) == (1, 0)
+    assert small.plans.find(plan.id).sent == 0
+
+
+def test_what_was_closed_after_the_freeze_is_not_sent(shop: Shop) -> None:
+    """It is skipped with the reason, and holds nothing of its key."""
+    shop.fail(6, keys=2)
+    plan = shop.freeze()
+    with shop.engine.begin() as db:
+        db.execute(
+            update(letters).where(letters.c.message_id == "m-00000").values(state="discarded")
+        )
+    with shop.billing.running("orders.billing.replay"):
+        assert shop.send(plan.id).kind is EndingKind.PARTLY
+    assert shop.items(plan.id) == {"confirmed": 5, "skipped": 1}
+    assert shop.effects()["k0"] == [2, 4]
+
+
+def test_what_was_overtaken_after_the_freeze_is_held(shop: Shop) -> None:
+    """An event of its key was handled meanwhile: the old one must not undo it."""
+    shop.fail(6, keys=2)
+    plan = shop.freeze()
+    with shop.engine.begin() as db:
+        own = select(letters.c.dlq_id).where(letters.c.message_id == "m-00002")
+        newer = {"message_id": "m-99", "lane": 0, "position": "99", "handled_at": 1.0}
+        db.execute(insert(overtaken), {"dlq_id": db.execute(own).scalar_one(), **newer})
+    with shop.billing.running("orders.billing.replay"):
+        assert shop.send(plan.id).kind is EndingKind.PARTLY
+    assert shop.items(plan.id) == {"confirmed": 5, "held": 1}
+    assert shop.effects()["k0"] == [0, 4]
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])  # SQLite has one writer at a time
+def test_a_letter_that_is_closed_while_the_plan_is_made_is_left_out(
+    request: pytest.FixtureRequest, tmp_path: Path, server: str
+) -> None:
+    """The claim looks again under a lock; who closes letters locks them, then looks at claims."""
+    engine = open_database(request.getfixturevalue(server).database("replay"))
+    Migrations(engine).upgrade()
+    shop = Shop(engine, tmp_path)
+    shop.fail(3)
+
+    class Closing(SystemClock):
+        """Between the survey and the claim the time is asked for."""
+
+        closed = False
+
+        def now(self) -> datetime:
+            if not self.closed:
+                self.closed = True
+                with engine.begin() as db:
+                    chosen = letters.c.message_id == "m-00001"
+                    db.execute(update(letters).where(chosen).values(state="discarded"))
+            return super().now()
+
+    selection = Selection(consumer_group="billing")
+    frozen = freeze(engine, selection, Terms(policy=QUICK), ADA, clock=Closing())
+    assert frozen.plan.total == 2
+    assert shop.items(frozen.plan.id) == {"claimed": 2}
+    assert shop.plans.latest() == [frozen.plan]
+    engine.dispose()
+
+
+def test_the_followers_of_what_cannot_be_sent_are_held(shop: Shop) -> None:
+    """Of a redacted or parked message, of one in another group, and of one that is claimed."""
+    shop.fail(4, keys=1)
+    with shop.engine.begin() as db:
+        redacted = letters.c.message_id == "m-00001"
+        db.execute(update(letters).where(redacted).values(replayable=False, envelope=_REDACTED))
+    found = _survey(shop, consumer_group="billing")
+    assert [letter.position for letter in found.letters] == ["0"]
+    assert [state for _, state, _ in found.aside] == ["skipped", "held", "held"]
+    assert "set aside" in found.aside[1][2]
+    with shop.engine.begin() as db:
+        db.execute(update(letters).where(redacted).values(replayable=True, replay_count=3))
+    found = _survey(shop, consumer_group="billing")
+    assert [state for _, state, _ in found.aside] == ["parked", "held", "held"]
+    free = _survey(shop, Policy(commutative=True), consumer_group="billing")
+    assert len(free.letters) == 3
+
+
+def test_an_earlier_message_in_another_group_holds_the_later_one(shop: Shop) -> None:
+    """The dry run counts the conflict and names the other; both together go in order."""
+    shop.fail(1, keys=1, text="bad total")
+    with pytest.raises(ValueError, match="other") as raised:
+        raise ValueError("other")  # of another place in the code, so of another group
+    message = Message.new("orders", b"{}", key="k0", ids=lambda: "m-late")
+    delivery = Delivery(lane=Lane("orders", 0), position=50, key=b"k0", body=b"")
+    late = capture(message, raised.value, group="billing", handler="shop.bill", delivery=delivery)
+    shop.billing.home.put(late)
+    with shop.engine.connect() as db:
+        first, second = db.execute(select(letters.c.group_id).order_by(letters.c.seq)).scalars()
+    assert first != second
+    found = _survey(shop, groups=(second,))
+    assert found.letters == []
+    assert f"pending in group {first[:8]}" in found.aside[0][2]
+    assert dry_run(shop.engine, found, Terms()).conflicts == 1
+    assert len(_survey(shop, groups=(first, second)).letters) == 2
+    shop.freeze(groups=(first,))
+    assert _survey(shop, groups=(second,)).letters == []  # it is on its way, not handled yet
+
+
+def test_an_edit_that_leaves_a_redacted_field_does_not_make_a_message_fit(small: Shop) -> None:
+    """Only one that puts the value back; an envelope of a newer version never."""
+    small.fail(1)
+    with small.engine.begin() as db:
+        gone = {"replayable": False, "envelope": _REDACTED, "payload": b'{"n":"***"}'}
+        db.execute(update(letters).values(**gone))
+        dlq_id = db.execute(select(letters.c.dlq_id)).scalar_one()
+    edits = Edits(small.engine)
+    edits.edit(dlq_id, Edit(headers=(("x-note", "seen"),)), ADA)
+    found = _survey(small, consumer_group="billing")
+    assert found.letters == []
+    assert "redacted fields n" in found.aside[0][2]
+    edits.edit(dlq_id, Edit(payload=b'{"n":7}'), ADA)
+    assert len(_survey(small, consumer_group="billing").letters) == 1
+    with small.engine.begin() as db:
+        newer = _REDACTED.replace('"newer":null', '"newer":{"v":9}')
+        db.execute(update(letters).values(envelope=newer))
+    assert "newer version" in _survey(small, consumer_group="billing").aside[0][2]
+
+
+def _survey(shop: Shop, policy: Policy = QUICK, **selection: Any) -> Any:
+    with shop.engine.connect() as db:
+        return survey(db, Selection(**selection), Terms(policy=policy))
+
+
+def _redacted_envelope() -> str:
+    message = Message.new("orders", b'{"n":1}', key="k0")
+    letter = capture(message, _raised("x"), group="billing", handler="shop.bill")
+    envelope = Envelope(
+        coordinates=letter.coordinates,
+        culprit=letter.culprit,
+        failure=letter.failure,
+        governance=Governance(redacted=("n",)),
+    )
+    return msgspec.json.encode(envelope).decode()
+
+
+_REDACTED = _redacted_envelope()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,13 +14,17 @@ from holdfast.circuit import Breaker, CircuitPolicy, Closed, Open, Sharing
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import create_tables
 from holdfast.consumer.circuits import SqlSharedState
+from holdfast.consumer.desk import Desk
 from holdfast.database import open_database
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.outbox.audit import Warrant
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.servers import MariaDB, Postgres
+
+
+HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
@@ -50,4 +58,55 @@ def test_what_one_process_finds_out_pauses_the_other_and_one_probes(url: str) ->
     assert isinstance(two.state, Closed)
     first.end()
     second.end()
+    engine.dispose()
+
+
+def test_an_operator_turns_a_circuit_in_every_process_and_it_is_audited(url: str) -> None:
+    """Opened by hand it pauses all, closed by hand it lets all go on; who and why is kept."""
+    engine = open_database(url)
+    create_tables(engine)
+    breaker = Breaker("bank", CircuitPolicy())
+    sharing = Sharing(breaker, SqlSharedState(engine, clock=SYSTEM_CLOCK))
+    desk, ada = Desk(engine), Warrant(actor="ada", reason="upkeep")
+    with pytest.raises(NotFound, match="no process shares"):
+        desk.open_circuit("bank", 60, ada)
+    sharing.refresh()
+    assert [(one.name, one.is_open) for one in desk.circuits()] == [("bank", False)]
+    desk.open_circuit("bank", 600, ada)
+    sharing.refresh()
+    assert isinstance(breaker.state, Open)
+    assert desk.circuits()[0].seconds > 300
+    desk.close_circuit("bank", ada)
+    sharing.refresh()
+    assert isinstance(breaker.state, Closed)
+    with pytest.raises(ConfigurationError, match="more than 0"):
+        desk.open_circuit("bank", 0, ada)
+    acts = [(act.action, act.subject, act.actor, act.reason) for act in desk.audited()]
+    assert acts == [
+        ("circuit.close", "bank", "ada", "upkeep"),
+        ("circuit.open", "bank", "ada", "upkeep"),
+    ]
+    sharing.end()
+    engine.dispose()
+
+
+def test_the_circuits_command_shows_and_turns_them(tmp_path: Path) -> None:
+    """As an operator calls it; nonsense is one clear sentence."""
+    url = f"sqlite:///{tmp_path}/c.db"
+    engine = open_database(url)
+    create_tables(engine)
+    SqlSharedState(engine, clock=SYSTEM_CLOCK).read("bank")
+
+    def circuits(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [HOLDFAST, "circuits", *args, "--database", url]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    opened = circuits("open", "bank", "--seconds", "600", "--reason", "upkeep")
+    assert opened.returncode == 0, opened.stderr
+    (found,) = json.loads(circuits("list", "--json").stdout)
+    assert (found["name"], found["is_open"]) == ("bank", True)
+    assert circuits("close", "bank", "--reason", "back").returncode == 0
+    unknown = circuits("open", "bakn", "--reason", "upkeep")
+    assert (unknown.returncode, "Traceback" in unknown.stderr) == (1, False)
+    assert "circuits list" in unknown.stderr
     engine.dispose()

@@ -15,10 +15,10 @@ from holdfast.cli.migrations import Migrations
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture
 from holdfast.dlq.replay import Selection, Terms
-from holdfast.dlq.replay.freezing import survey
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.sandbox import Escaped
 from holdfast.dlq.replay.simulation import simulate
+from holdfast.dlq.replay.surveying import survey
 from holdfast.message import Message
 
 if TYPE_CHECKING:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
+from opentelemetry.sdk.trace import TracerProvider
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -16,7 +19,7 @@ from holdfast import ConfigurationError, InvalidMessage, Message, handling
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.rows import shard_of
-from holdfast.outbox.schema import SHARDS, outbox
+from holdfast.outbox.schema import SHARDS, delayed, outbox
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -93,7 +96,14 @@ def test_an_event_that_cannot_be_encoded_fails_in_the_caller(engine: Engine) -> 
         ({"topic": "t" * 300}, "longer than 255"),
         ({"topic": "t", "key": "k" * 300}, "longer than 255"),
         ({"topic": "t", "headers": {"bad name": "x"}}, "without space"),
-        ({"topic": "t", "delay": -1}, "0 or more"),
+        ({"topic": "t", "delay": -1}, "0 to a century"),
+        ({"topic": "t", "delay": float("inf")}, "0 to a century"),
+        ({"topic": "t", "delay": "3"}, "use a timedelta or a number"),
+        ({"topic": "t", "key": "a\x00b"}, "zero character"),
+        ({"topic": "t", "key": "\ud800"}, "lone surrogate"),
+        ({"topic": "t\ud800"}, "lone surrogate"),
+        ({"topic": "t", "key": b"\xff"}, "is not text"),
+        ({"topic": "t", "key": 1.5}, "key is a float"),
     ],
 )
 def test_bad_input_is_refused_with_the_fix(
@@ -107,10 +117,72 @@ def test_bad_input_is_refused_with_the_fix(
     assert staged(engine) == 1
 
 
+def test_a_key_is_the_same_however_it_is_given(engine: Engine) -> None:
+    """The key of a message in hand is bytes; passed on, it must not become another key."""
+    number = uuid.UUID(int=7)
+    with engine.begin() as db:
+        for key in (b"order-1", "order-1", 1, number):
+            Outbox().add(db, {}, topic="t", key=key)
+        keys = db.execute(select(outbox.c.aggregateid).order_by(outbox.c.seq)).scalars().all()
+    assert keys == ["order-1", "order-1", "1", str(number)]
+
+
+def test_a_delay_may_be_a_timedelta(engine: Engine) -> None:
+    """It counts from the database's clock, like seconds."""
+    with engine.begin() as db:
+        Outbox().add(db, {}, topic="t", delay=timedelta(minutes=5))
+        Outbox().add(db, {}, topic="t", delay=300)
+        first, second = db.execute(select(delayed.c.due).order_by(delayed.c.seq)).scalars()
+    assert abs(first - second) < 60
+
+
+def test_what_is_no_transaction_is_refused(engine: Engine) -> None:
+    """An event that commits by itself would be published although the work failed."""
+    outside: Any = engine
+    with pytest.raises(ConfigurationError, match=r"pass the Session or Connection"):
+        Outbox().add(outside, {}, topic="t")
+    with pytest.raises(ConfigurationError, match="NoneType"):
+        Outbox().add(None, {}, topic="t")  # type: ignore[call-overload]
+    loose = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with loose.connect() as db, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(db, {}, topic="t")
+    with Session(loose) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(session, {}, topic="t")
+    always = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with always.connect() as db, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(db, {}, topic="t")
+    always.dispose()
+    with engine.begin() as db, pytest.raises(ConfigurationError, match="unknown option priority"):
+        Outbox().add(db, {}, topic="t", priority=1)  # type: ignore[call-overload]
+    assert staged(engine) == 0
+
+
+def test_a_session_with_several_databases_stages_where_the_outbox_is(engine: Engine) -> None:
+    """Bound table by table, as shards and read replicas are."""
+    binds = {outbox: engine, delayed: engine, orders: engine}
+    with Session(binds=binds) as session, session.begin():
+        session.execute(insert(orders).values(id=1))
+        Outbox().add(session, {}, topic="t")
+        Outbox().add(session, {}, topic="t", delay=60)
+    assert staged(engine) == 1
+
+
+def test_the_current_span_is_stored_with_the_event(engine: Engine) -> None:
+    """What the relay publishes later still belongs to the trace of the request."""
+    tracer = TracerProvider().get_tracer("test")
+    with tracer.start_as_current_span("request") as span, engine.begin() as db:
+        message = Outbox().add(db, {}, topic="t")
+        headers = dict(db.execute(select(outbox.c.headers)).scalar_one())
+    trace = format(span.get_span_context().trace_id, "032x")
+    assert message.traceparent is not None
+    assert message.traceparent.split("-")[1] == trace
+    assert headers["ce_traceparent"] == message.traceparent
+
+
 def test_many_events_are_staged_by_one_statement_in_their_order(engine: Engine) -> None:
     """A batch keeps its order, and shares the transaction."""
     with Session(engine) as session, session.begin():
-        Outbox().add_all(session, [Event(body=[n], topic="t", key=7) for n in range(500)])  # type: ignore[arg-type]
+        Outbox().add_all(session, [Event(body=[n], topic="t", key=7) for n in range(500)])
     with engine.connect() as db:
         rows = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
     assert [bytes(row) for row in rows] == [b"[%d]" % n for n in range(500)]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox import Relay
+from holdfast.outbox import Outbox, Relay
 from holdfast.outbox.wal import DatabaseDown, WalEngine, WalOutbox
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from tests.checker.run import Run
@@ -156,6 +156,24 @@ def test_a_slot_that_the_server_gave_up_is_made_anew(private_server: PrivateServ
         assert shop.ask(status, s=shop.slot) != "lost"
     assert sink.bodies == [*map(str, range(count)), "last"]
     shop.engine.dispose()
+
+
+def test_a_refused_event_is_parked_though_its_row_is_gone(shop: Shop) -> None:
+    """Inserted and deleted in one transaction, as is usual with Debezium: the log has it."""
+    sink = Recorder()
+    sink.refused.add("bad")
+    kept = "SELECT string_agg(encode(payload, 'escape'), ' ' ORDER BY seq) FROM {}"
+    query = kept.format("holdfast_outbox_parked")
+    with running(WalEngine(shop.engine, sink)):
+        shop.add(("other", "first"))
+        wait_until(lambda: sink.bodies == ["first"], what="the relay streams")
+        with shop.engine.begin() as db:
+            Outbox().add(db, "bad", topic="orders", key="k")
+            db.execute(text("DELETE FROM holdfast_outbox"))
+        wait_until(lambda: shop.ask(query) == "bad", what="it is parked")
+        shop.add(("k", "next"))
+        wait_until(lambda: shop.ask(query) == "bad next", what="the next one waits behind it")
+    assert sink.bodies == ["first"]
 
 
 def refused(engine: WalEngine) -> str:

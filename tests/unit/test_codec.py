@@ -231,6 +231,26 @@ def test_what_json_cannot_hold_is_refused_by_path_and_type(
     assert str(caught.value).startswith(f"{path} is a {kind} ")
 
 
+class Priced(pydantic.BaseModel):
+    price: float
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"lines": [{"price": 1.5}, {"price": float("nan")}]}, r"\$\.lines\[1\]\.price is nan"),
+        ([float("inf")], r"\$\[0\] is inf"),
+        ({"one": Priced(price=float("-inf"))}, r"\$\.one\.price is -inf"),
+        (float("nan"), r"\$ is nan"),
+    ],
+)
+def test_what_is_no_number_is_refused_instead_of_written_as_null(value: Any, path: str) -> None:
+    """An amount of NaN must not become an amount that is missing."""
+    with pytest.raises(InvalidMessage, match=path):
+        codec.encode(value)
+    assert codec.encode({"price": None})[0] == b'{"price":null}'
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     """A cycle ends in an error, not in a crash."""
     cycle: list[object] = []

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.dlq import Origin, Redaction, capture
 from holdfast.dlq.letter import Class, DeadLetter, Stage
+from holdfast.dlq.raised import MOST_TEXT, text_of
 from holdfast.dlq.redaction import scrubbed
 from holdfast.dlq.rows import fingerprint_of, letter_of, row_of
 from holdfast.errors import ConfigurationError, DecodeFailed, DependencyDown
@@ -244,3 +245,29 @@ def test_scrubbing_hostile_text_ends() -> None:
     """Repeats are bounded and the text is cut first."""
     for bomb in ("token" * 200_000, "a=" * 500_000, "eyJ" * 300_000, "bearer " * 100_000):
         assert len(scrubbed(bomb)) < 20_000
+
+
+def test_an_expression_never_sees_more_than_the_first_characters() -> None:
+    """The text is cut before it is redacted: its length is the sender's choice."""
+    seen: list[int] = []
+
+    def redact(text: str) -> str:
+        seen.append(len(text))
+        return text
+
+    kept = text_of(ValueError("x" * 10_000_000), redact)
+    assert seen == [MOST_TEXT * 2]
+    assert len(kept) == MOST_TEXT + 1
+
+
+def test_what_is_kept_out_of_the_payload_is_kept_out_of_the_text() -> None:
+    """An error quotes the value it failed on; it is gone from text, trace, history and title."""
+    body = b'{"name": "Ada Lovelace", "card": {"pan": 4111222233334444}, "n": 1}'
+    made = Message.new("orders", body)
+    origin = Origin(redaction=Redaction(paths=("name", "card")))
+    error = ValueError("cannot bill Ada Lovelace with 4111222233334444, step 1")
+    kept = capture(made, error, group="g", handler="h", origin=origin)
+    said = repr(kept)
+    assert "Lovelace" not in said
+    assert "4111222233334444" not in said
+    assert kept.failure.root.text == "cannot bill *** with ***, step 1"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order, natural
+from holdfast.dlq.positions import place_of
+from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order
 from holdfast.dlq.replay.rate import Bucket, Rate
 from holdfast.dlq.replay.state import NotNow, PlanState, check_move
 from holdfast.dlq.replay.steps import (
@@ -138,8 +139,8 @@ def test_a_plan_that_has_ended_goes_nowhere() -> None:
 
 def test_positions_sort_by_number_and_not_by_text() -> None:
     """`9` comes before `10`, and a stream's `5-9` before `5-10`."""
-    assert sorted(["10", "9", "100"], key=natural) == ["9", "10", "100"]
-    assert sorted(["5-10", "5-9", "4-11"], key=natural) == ["4-11", "5-9", "5-10"]
+    assert sorted(["10", "9", "100"], key=place_of) == ["9", "10", "100"]
+    assert sorted(["5-10", "5-9", "4-11"], key=place_of) == ["4-11", "5-9", "5-10"]
 
 
 def test_the_canary_has_some_of_every_kind_and_version() -> None:
@@ -158,7 +159,7 @@ def test_no_message_goes_ahead_of_an_earlier_one_of_its_key(keys: int, canary: i
     order = arranged(in_source_order(letters), canary)
     assert sorted(c.dlq_id for c in order) == sorted(c.dlq_id for c in letters)
     for key in {c.key for c in order}:
-        positions = [natural(c.position) for c in order if c.key == key]
+        positions = [place_of(c.position) for c in order if c.key == key]
         assert positions == sorted(positions)
 
 

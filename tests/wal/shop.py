@@ -13,8 +13,8 @@ from holdfast.backoff import Backoff
 from holdfast.caps import Caps, Ordering, Settle
 from holdfast.errors import BrokerDown, PoisonMessage
 from holdfast.outbox import Event, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.slot_name import default_slot
 from holdfast.outbox.wal import drop_slot
-from holdfast.outbox.wal.slot import default_slot
 from holdfast.ports import Published
 from holdfast.testing import wait_until
 

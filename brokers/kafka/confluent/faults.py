@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from holdfast.errors import (
     BrokerDown,
     ConfigurationError,
+    FencedOff,
     HoldfastError,
     InvalidMessage,
     StaleDelivery,
@@ -52,7 +53,7 @@ def translation(error: KafkaError, doing: str) -> HoldfastError:
     code = error.code()
     text = f"{doing}: {error.name()}: {error.str()}"
     if code in FENCED:
-        return ConfigurationError(f"{text}; another sink uses the same transactional_id")
+        return FencedOff(f"{text}; another sink uses the same transactional_id")
     if code in WRONG_SETTINGS:
         return ConfigurationError(text)
     if code in GONE:

@@ -10,6 +10,7 @@ from kafka import errors as kafka
 from holdfast.errors import (
     BrokerDown,
     ConfigurationError,
+    FencedOff,
     HoldfastError,
     InvalidMessage,
     StaleDelivery,
@@ -47,7 +48,7 @@ def translation(error: BaseException, doing: str) -> HoldfastError:
     if isinstance(error, HoldfastError):
         return error
     if isinstance(error, FENCED):
-        return ConfigurationError(f"{text}; another sink uses the same transactional_id")
+        return FencedOff(f"{text}; another sink uses the same transactional_id")
     if isinstance(error, _WRONG_SETTINGS):
         return ConfigurationError(text)
     if isinstance(error, _GONE):

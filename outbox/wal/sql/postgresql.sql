@@ -36,6 +36,18 @@ SELECT seq FROM holdfast_outbox ORDER BY seq LIMIT 100
 SELECT seq FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq
 -- name: emit
 SELECT pg_logical_emit_message(true, :prefix, CAST(:body AS bytea))
+-- name: park_gone
+INSERT INTO holdfast_outbox_parked
+    (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)
+SELECT CAST(:seq AS bigint), CAST(:id AS uuid),
+    CAST(:topic AS varchar), CAST(:key AS varchar), CAST(:type AS varchar),
+    CAST(:payload AS bytea), CAST(:headers AS json), CAST(:shard AS smallint),
+    CAST(:error AS text), CAST(:now AS timestamptz), CAST(:state AS varchar)
+WHERE NOT EXISTS (
+    SELECT 1 FROM holdfast_outbox_parked AS p WHERE p.id = CAST(:id AS uuid)
+    AND p.aggregatetype = CAST(:topic AS varchar)
+    AND p.aggregateid IS NOT DISTINCT FROM CAST(:key AS varchar)
+)
 -- name: park_emitted
 INSERT INTO holdfast_outbox_parked
     (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from holdfast import Message
@@ -26,6 +26,8 @@ from holdfast.idempotency.schema import ahead, version
 from tests.integration.idempotency.conftest import effects, persistently, together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.engine import Engine
 
 gate = VersionGate("orders")
@@ -153,6 +155,40 @@ def test_projections_do_not_share_versions(database: Engine) -> None:
     deliver(database, event("a", 1))
     with Session(database) as session, session.begin():
         assert other.admit(session, event("a", 1), entity="a", version=1).ready
+
+
+@pytest.mark.parametrize("server", ["mariadb", "postgres"])
+def test_a_transaction_that_began_before_its_successor_came_still_lets_it_out(
+    engines: Callable[[str], Engine], server: str
+) -> None:
+    """Version 3 is kept after 2 has read something: 2 sees it all the same, whatever the level."""
+    engine = engines(server)
+    deliver(engine, event("a", 1))
+    with Session(engine) as early, early.begin():
+        early.execute(select(effects)).all()  # from here on MariaDB reads the past
+        assert deliver(engine, event("a", 3)).is_ahead
+        apply(early, event("a", 2))
+    assert names(engine) == ["a:1", "a:2", "a:3"]
+
+
+def test_what_was_left_waiting_by_mistake_comes_out_with_the_next(database: Engine) -> None:
+    """A successor whose turn has come is let out by whatever message of the entity is next."""
+    deliver(database, event("a", 1))
+    deliver(database, event("a", 3))
+    with database.begin() as db:
+        db.execute(update(version).values(version=2))  # as if 2 had not looked
+    assert [read(one)[1] for one in deliver(database, event("a", 5))] == [3]
+    deliver(database, event("a", 4))
+    assert names(database) == ["a:1", "a:3", "a:4", "a:5"]
+
+
+def test_a_gate_refuses_a_level_that_hides_the_commits_of_others(
+    engines: Callable[[str], Engine],
+) -> None:
+    """At REPEATABLE READ a kept message would be overlooked for ever."""
+    strict = engines("postgres").execution_options(isolation_level="REPEATABLE READ")
+    with pytest.raises(ConfigurationError, match="READ COMMITTED"):
+        deliver(strict, event("a", 1))
 
 
 def test_workers_that_race_keep_the_order_of_each_entity(database: Engine) -> None:

@@ -1,0 +1,228 @@
+"""The judge: what becomes of a message after an attempt, and what is written down about it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from holdfast.classification import classify
+from holdfast.consumer.gates import note_outcome
+from holdfast.consumer.unrun import HandlerNotRun, require_ran
+from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
+from holdfast.dlq import dead_lettered
+from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
+from holdfast.layer import Later
+
+if TYPE_CHECKING:
+    import contextvars
+    from collections.abc import Callable
+
+    from holdfast.consumer.books import Books
+    from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.settings import Settings
+    from holdfast.consumer.tally import Tally
+
+log = logging.getLogger("holdfast.consumer")
+
+
+class Postponed(StaleDelivery):
+    """The run of a message ends here; it goes on from the database when its retry is due."""
+
+
+class Judge:
+    """Decides between settled, waiting and released. Shared by all threads."""
+
+    def __init__(
+        self,
+        books: Books | None,
+        *,
+        settings: Settings,
+        tally: Tally,
+        metrics: ConsumerMetrics,
+        stop: Callable[[BaseException], None],
+    ) -> None:
+        self._books = books
+        self._settings = settings
+        self._tally = tally
+        self._metrics = metrics
+        self._stop = stop
+
+    def ran(self, work: Work, seconds: float) -> None:
+        """Note how long the handler took."""
+        self._metrics.seconds.labels(work.route.topic).observe(seconds)
+
+    def judge(self, work: Work, result: Any, error: BaseException | None) -> Verdict:
+        """Return what becomes of *work*, after writing down what must not be forgotten."""
+        try:
+            if error is not None:
+                return self._failed(work, error)
+            if isinstance(result, Later):
+                return self._later(work, result)
+            require_ran(result)
+            duplicate = work.call is not None and work.call.duplicate
+            return self.done(work, duplicate=duplicate)
+        except DependencyDown as outage:
+            return self.down(work, outage)
+        except HandlerNotRun as unrun:
+            return self._failed(work, unrun)
+        finally:
+            if work.call is not None:
+                work.call.error = None  # or they would keep each other alive
+
+    def done(self, work: Work, *, duplicate: bool) -> Verdict:
+        """Note that the way of *work* has ended: its effect is there, or its dead letter."""
+        if work.letter is None and work.call is not None:
+            work.letter = dead_lettered(work.call)  # put into a home of the user's own
+            if work.letter is not None and self._books is not None:
+                self._books.buried()
+        dead = work.letter is not None
+        note_outcome(work.route.limit, dead=dead)
+        outcome = "dead_lettered" if dead else "duplicates" if duplicate else "handled"
+        self._tally.add(outcome)
+        self._metrics.count(work.route.topic, outcome)
+        self._clean(work)
+        holds = dead and self._settings.quarantine and work.message.key is not None
+        return Settled(holds=holds and self._books is not None and self._settings.parks)
+
+    def _later(self, work: Work, later: Later) -> Verdict:
+        """Keep the run for the next attempt, or park the message if that is long to wait."""
+        call = work.call
+        assert call is not None  # noqa: S101
+        error, work.attempt = call.error, call.attempt
+        self._metrics.count(work.route.topic, "failed")
+        if error is not None and work.route.outage.blamed(error) is not None:
+            work.unproven += 1  # it may turn out to be an outage
+        else:
+            self._tally.add("failed")
+            self._blame(work, error or RuntimeError("the result was refused"))
+        if not self._parks(work, later.delay) or self._books is None:
+            work.later = later
+            return Wait(later.delay)
+        self._books.postpone(work, later.delay, error)
+        self._abandon(work, later)
+        return self._parked(work)
+
+    def ends_process(self, work: Work, error: BaseException) -> bool:
+        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so."""
+        if isinstance(error, Exception | asyncio.CancelledError):
+            return False
+        log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
+                     "acknowledged", work.message.id, error)  # fmt: skip
+        if self._books is not None and not isinstance(error, KeyboardInterrupt):
+            try:
+                self._books.crashed(work)
+            except DependencyDown as outage:
+                log.warning("that is not counted as a crash of it: %s", outage)
+        self._clean(work)
+        self._stop(error)
+        return True
+
+    def _failed(self, work: Work, error: BaseException) -> Verdict:
+        if work.call is not None:
+            work.attempt = work.call.attempt
+        if self.ends_process(work, error):
+            return Released()
+        remedy = classify(error)
+        if remedy is Remedy.PAUSE:
+            return self.down(work, error)
+        if remedy is Remedy.RELEASE:
+            return self._left(work, error)
+        return self._again(work, error)
+
+    def _again(self, work: Work, error: BaseException) -> Verdict:
+        """Try again after a failure that no layer of the plan took care of."""
+        log.log(
+            logging.ERROR if classify(error) is Remedy.FIX else logging.WARNING,
+            "the handler of message %s failed (attempt %d), it comes again: %r",
+            work.message.id, work.attempt, error,
+        )  # fmt: skip
+        self._tally.add("failed")
+        self._metrics.count(work.route.topic, "failed")
+        work.attempt += 1
+        self._blame(work, error)
+        self._clean(work)
+        delay = self._settings.backoff.delay(work.attempt - 1) or self._settings.backoff.ceiling
+        if not self._parks(work, delay) or self._books is None:
+            return Wait(delay)
+        self._books.postpone(work, delay, error)
+        return self._parked(work)
+
+    def _blame(self, work: Work, error: BaseException) -> None:
+        """Count a failed attempt, unless the message belongs to somebody else by now."""
+        if self._books is not None and not work.dropped:
+            self._books.failed(work, error)
+
+    def down(self, work: Work, error: BaseException) -> Verdict:
+        """Wait for what is down; no attempt is counted, also not those that led to this."""
+        work.attempt = max(1, work.attempt - work.unproven)
+        outages = work.outages + 1
+        self._clean(work)
+        work.outages = outages
+        self._tally.add("released")
+        self._metrics.count(work.route.topic, "released")
+        delay = self._settings.backoff.delay(min(work.outages, 8)) or 1.0
+        if isinstance(error, CircuitOpen) and error.retry_after is not None:
+            delay = 0.0  # the gate of its lane knows when to open
+        level = logging.INFO if isinstance(error, CircuitOpen) else logging.WARNING
+        log.log(level, "message %s waits, nothing is acknowledged: %s", work.message.id, error)
+        work.waits_for = str(error)
+        return Wait(min(delay, self._settings.patience))
+
+    def _left(self, work: Work, error: BaseException) -> Verdict:
+        """Wait for whoever has *work* in hand; it keeps its turn, and nobody is blamed.
+
+        A parked message that somebody else has handled is simply gone.
+        """
+        log.info("message %s is left to others: %r", work.message.id, error)
+        outages = work.outages + 1
+        self._clean(work)
+        if work.row is not None or work.dropped:
+            return Released()
+        work.outages = outages
+        self._tally.add("released")
+        self._metrics.count(work.route.topic, "released")
+        asked = getattr(error, "retry_after", None)
+        delay = self._settings.backoff.delay(min(outages, 8)) or 1.0 if asked is None else asked
+        return Wait(min(delay, self._settings.patience))
+
+    def _parked(self, work: Work) -> Verdict:
+        self._tally.add("parked")
+        self._clean(work)
+        return Settled(holds=True)
+
+    def _parks(self, work: Work, delay: float) -> bool:
+        """Whether so long a wait is spent in the database."""
+        if self._books is None or not self._settings.parks:
+            return False
+        # A parked replay would queue behind newer messages of its key, and be overtaken by the
+        # replays that follow it.
+        if work.message.is_replay:
+            return False
+        return delay > self._settings.patience and not work.dropped
+
+    def _abandon(self, work: Work, later: Later) -> None:
+        """End the run of *work* in good order: its layers hear that it was put off."""
+        plan, call, context = work.route.plan, work.call, work.context
+        assert call is not None  # noqa: S101
+        assert context is not None  # noqa: S101
+        put_off = Postponed(f"message {work.message.id} is tried again later")
+        try:
+            if plan.is_async:
+                asyncio.run(_in(context, plan.recover_async(call, put_off, later.depth)))
+            else:
+                context.run(plan.recover, call, put_off, later.depth)
+        except Postponed:
+            pass
+        except Exception:
+            log.exception("a layer failed while message %s was put off", work.message.id)
+
+    @staticmethod
+    def _clean(work: Work) -> None:
+        work.call = work.later = work.context = work.task = None
+        work.unproven = 0
+        work.outages = 0
+
+
+async def _in(context: contextvars.Context, coroutine: Any) -> Any:
+    return await asyncio.get_running_loop().create_task(coroutine, context=context)

@@ -1,0 +1,51 @@
+"""A key lane: the messages of one key in hand, in order, and why its head does not run."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.consumer.work import LaneKey, Work
+
+
+class State(Enum):
+    """Why the head of a key lane does not run, or that it does."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    GATED = "gated"
+    SUSPECT = "suspect"
+    POOLED = "pooled"
+
+
+class KeyLane:
+    """The messages of one key in hand, in order."""
+
+    __slots__ = ("due", "holds", "key", "queue", "state")
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        self.queue: deque[Work] = deque()
+        self.state = State.PENDING
+        self.due = 0.0
+        self.holds = False
+        """Whether what comes next is to be parked behind an earlier message of its key."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its head may run in a batch."""
+        return not self.holds and not self.queue[0].is_apart
+
+    def plain(self, most: int) -> list[Work]:
+        """Return the works at its head, at most *most*, that may run in one batch."""
+        found: list[Work] = []
+        if self.holds:
+            return found
+        for work in self.queue:
+            if len(found) == most or work.is_apart or not work.admitted:
+                break
+            found.append(work)
+        return found

@@ -1,0 +1,54 @@
+"""A database that is away for a while, and one that has to be set up better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import OperationalError
+
+from holdfast.errors import ConfigurationError
+from holdfast.urls import mask
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+
+_PASSING = ("08", "25006", "40", "53", "55006", "55P03", "57", "58")
+"""SQLSTATEs of a server that will be well again: connections, read-only, resources, restarts."""
+_MYSQL_READ_ONLY = frozenset({1290, 1792, 1836})
+_PRIVILEGE = "42501"
+_MYSQL_PRIVILEGE = frozenset({1142, 1143})
+_GRANTS = (
+    "let its owner run  GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_outbox, "
+    "holdfast_outbox_shard, holdfast_outbox_relay, holdfast_outbox_delayed, "
+    "holdfast_outbox_parked, holdfast_outbox_audit TO <the relay's role>"
+)
+
+
+def is_outage(error: DBAPIError) -> bool:
+    """Whether *error* passes by itself: a server that is away, full, or no longer the primary."""
+    if _is_refused(error):
+        return False
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        return True
+    origin: Any = error.orig
+    state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None) or ""
+    number = origin.args[0] if getattr(origin, "args", ()) else None
+    return state.startswith(_PASSING) or number in _MYSQL_READ_ONLY
+
+
+def unreadable(error: DBAPIError) -> ConfigurationError:
+    """Return what to fix about *error*, which is no outage."""
+    fix = f"; {_GRANTS}" if _is_refused(error) else ""
+    return ConfigurationError(f"the outbox cannot be read: {short(error)}{fix}")
+
+
+def _is_refused(error: DBAPIError) -> bool:
+    """Whether the database says that the role may not do this."""
+    origin: Any = error.orig
+    number = origin.args[0] if getattr(origin, "args", ()) else None
+    return getattr(origin, "sqlstate", None) == _PRIVILEGE or number in _MYSQL_PRIVILEGE
+
+
+def short(error: Exception) -> str:
+    """Return what *error* says, without secrets, statements and links."""
+    return mask(str(error)).split("\n[SQL", 1)[0].split("\n(Background", 1)[0]

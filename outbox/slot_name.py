@@ -1,0 +1,15 @@
+"""The replication slot of one database: a server has one namespace for all of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+
+def default_slot(engine: Engine) -> str:
+    """Return the slot's name for the database of *engine*."""
+    name = re.sub(r"[^a-z0-9_]", "_", (engine.url.database or "").lower())
+    return f"holdfast_outbox_{name}"[:63]

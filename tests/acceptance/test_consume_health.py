@@ -1,0 +1,299 @@
+"""`holdfast consume`: what its probes say, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy.orm import Session  # noqa: TC002 - a handler asks for it by annotation
+
+from holdfast import Message, PoisonMessage
+from holdfast.brokers import connect
+from holdfast.circuit import CircuitPolicy, LastCalls
+from holdfast.consumer import create_tables
+from holdfast.consumer.vitals import Vitals
+from holdfast.database import open_database
+from holdfast.dlq import dead_letter
+from holdfast.retry import Backoff
+from holdfast.testing import Fault, ScriptedBroker, wait_until
+from tests.consuming import Bench, running, until
+from tests.servers.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.testing.faults import Step
+    from tests.servers import Postgres
+
+HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+SHOP = """
+import os, pathlib, threading
+from holdfast.consumer import Consumer
+from holdfast.dlq import dead_letter
+
+consumer = Consumer("sqlite:///broker.db?session=2", group="billing", database="sqlite:///app.db",
+                    due_seconds=0.1, takeover_seconds=2.0, drain_seconds=60)
+
+@consumer.on("orders")
+@dead_letter()
+def bill(order: str) -> None:
+    pathlib.Path(f"began-{order}-{os.getpid()}").touch()
+    if order == "hang" and not pathlib.Path("go").exists():
+        threading.Event().wait(600)
+    with open("handled.txt", "a") as file:
+        file.write(order + "\\n")
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """Offer a folder with a consumer, its broker and its database."""
+    engine = open_database(f"sqlite:///{tmp_path}/app.db")
+    create_tables(engine)
+    engine.dispose()
+    (tmp_path / "shop.py").write_text(SHOP)
+    publish(tmp_path)
+    return tmp_path
+
+
+def publish(folder: Path, *orders: str) -> None:
+    broker = connect(f"sqlite:///{folder}/broker.db")
+    broker.create_topic("orders")
+    sink = broker.sink()
+    sink.publish([Message.new("orders", order.encode(), key=order) for order in orders])
+    sink.close()
+    broker.close()
+
+
+def lag(folder: Path) -> int:
+    broker = connect(f"sqlite:///{folder}/broker.db")
+    try:
+        return sum(broker.lag("billing", ["orders"]).values())
+    finally:
+        broker.close()
+
+
+def handled(folder: Path) -> list[str]:
+    file = folder / "handled.txt"
+    return sorted(file.read_text().split()) if file.exists() else []
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Return status and text of a page; status 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+@contextmanager
+def consuming(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log.txt").open("wb") as errors:
+        process = subprocess.Popen(
+            [HOLDFAST, "consume", "shop:consumer", "--log-format", "text", *options],
+            cwd=folder,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"},
+            stderr=errors,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(found) for found in re.findall(r"worker \d+ is process (\d+)", log_of(folder))]
+
+
+def test_one_endpoint_speaks_for_all_workers(shop: Path) -> None:
+    """Probes and metrics name each worker; one that is killed shows, and is started again."""
+    port = free_port()
+    with consuming(shop, "--workers", "2", "--http", f"127.0.0.1:{port}") as process:
+        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=90, what="both are ready")
+        status, text = get(port, "/readyz")
+        assert (status, text.splitlines()) == (200, ["worker 0: consumes", "worker 1: consumes"])
+        assert get(port, "/healthz") == (200, "worker 0: polls\nworker 1: polls\n")
+        publish(shop, *(f"o{n}" for n in range(8)))
+        wait_until(lambda: len(handled(shop)) == 8, deadline=90, what="all handled")
+
+        def counted() -> bool:
+            return sum(samples(get(port, "/metrics")[1], "handled")) == 8
+
+        wait_until(counted, deadline=90, what="the metrics of both add up")
+        text = get(port, "/metrics")[1]
+        assert "holdfast_consumer_workers 2.0" in text
+        assert "holdfast_consumer_workers_up 2.0" in text
+        assert 'holdfast_dlq_consumed_total{group="billing",worker="1"}' in text
+        os.kill(pids(shop)[0], signal.SIGKILL)
+        wait_until(lambda: "ended with -9" in get(port, "/readyz")[1] or len(pids(shop)) == 3,
+                   deadline=90, what="the death is seen")  # fmt: skip
+        wait_until(lambda: restarts(get(port, "/metrics")[1]) == 1, deadline=90, what="counted")
+        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=90, what="ready again")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert "ended with -9, started again" in log_of(shop)
+    for pid in pids(shop):
+        assert not alive(pid)
+
+
+def samples(text: str, outcome: str) -> list[float]:
+    pattern = rf'holdfast_consumer_messages_total{{outcome="{outcome}",topic="orders",worker="\d"}}'
+    return [float(value) for value in re.findall(rf"{pattern} (\S+)", text)]
+
+
+def restarts(text: str) -> float:
+    values = re.findall(r'holdfast_consumer_worker_restarts_total{worker="\d"} (\S+)', text)
+    return sum(float(value) for value in values)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_workers_whose_parent_is_killed_end_by_themselves(shop: Path) -> None:
+    """Nothing runs on unsupervised: they finish what is in hand and leave."""
+    with consuming(shop, "--workers", "2") as process:
+        publish(shop, "x")
+        wait_until(lambda: handled(shop) == ["x"], deadline=90, what="it works")
+        process.kill()
+        wait_until(lambda: not any(alive(pid) for pid in pids(shop)), deadline=90, what="all gone")
+    assert lag(shop) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_signal_drains_and_the_second_ends_at_once(shop: Path, workers: int) -> None:
+    """A handler that hangs is waited for until somebody insists; its message is not lost."""
+    publish(shop, "hang")
+    with consuming(shop, "--workers", str(workers)) as process:
+        wait_until(lambda: list(shop.glob("began-hang-*")), deadline=90, what="it hangs")
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "finishing what is in hand" in log_of(shop), deadline=90, what="drain")
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)  # far below the 60 s of the drain
+    assert lag(shop) == 1
+    assert handled(shop) == []
+    (shop / "go").touch()
+    with consuming(shop, "--workers", str(workers)) as process:
+        wait_until(lambda: lag(shop) == 0, deadline=90, what="the next one handles it")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert handled(shop) == ["hang"]
+
+
+def test_a_wrong_address_is_one_clear_sentence(shop: Path) -> None:
+    """It shows before anything is consumed."""
+    with consuming(shop, "--workers", "2", "--http", "nowhere") as process:
+        assert process.wait(60) == 2
+    assert "write host:port" in log_of(shop)
+    assert "Traceback" not in log_of(shop)
+
+
+# -- the verdicts themselves -------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(tmp_path: Path, postgres: Postgres) -> Iterator[Bench]:
+    """Offer a broker and a database."""
+    bench = Bench(tmp_path, postgres.database("consumer_vitals"))
+    yield bench
+    bench.close()
+
+
+def test_a_consumer_whose_poll_thread_stands_still_is_not_alive(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """Alive while it polls; not, once it has not for stall_seconds, though the process is up."""
+    stuck, gate = threading.Event(), threading.Event()
+
+    def stall(step: Step) -> Any:
+        if stuck.is_set():
+            assert gate.wait(60)
+        return step.go()
+
+    broker = connect(f"sqlite:///{tmp_path}/broker.db")
+    scripted = ScriptedBroker(Fault(point="poll", effect=stall), broker=broker)
+    bench = Bench(tmp_path, postgres.database("consumer_stall"), broker=scripted)
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    def handle(order: str) -> None: ...
+
+    vitals = Vitals(consumer, stall_seconds=2)
+    assert (vitals.alive().why, vitals.ready().why) == ("starting", "starting")
+    with running(consumer):
+        until(lambda: vitals.ready().good and vitals.alive().why == "polls", "alive and ready")
+        stuck.set()
+        until(lambda: "has not polled" in vitals.alive().why, "the stall is seen")
+        assert not vitals.alive().good
+        stuck.clear()
+        gate.set()
+        until(lambda: vitals.alive().good, "alive again")
+    assert not vitals.ready().good
+    bench.close()
+
+
+def test_readiness_tells_of_dead_letters_that_cannot_be_written(bench: Bench) -> None:
+    """Not ready while a letter waits for its store; ready again by itself."""
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.05))
+
+    @consumer.on("orders")
+    @dead_letter()
+    def handle(order: str) -> None:
+        raise PoisonMessage("bad")
+
+    vitals = Vitals(consumer)
+    with bench.engine.begin() as db:
+        db.exec_driver_sql("ALTER TABLE holdfast_dlq_message RENAME TO hidden")
+        db.exec_driver_sql("CREATE TABLE holdfast_dlq_message (dlq_id TEXT)")
+    bench.publish("bad")
+    with running(consumer):
+        until(lambda: "dead letters cannot be written" in vitals.ready().why, "not ready")
+        assert vitals.alive().good
+        with bench.engine.begin() as db:
+            db.exec_driver_sql("DROP TABLE holdfast_dlq_message")
+            db.exec_driver_sql("ALTER TABLE hidden RENAME TO holdfast_dlq_message")
+        until(lambda: vitals.ready().good, "ready again")
+    assert len(bench.letters) == 1
+
+
+def test_readiness_tells_of_the_kill_switch(bench: Bench) -> None:
+    """A topic that is paused because too many of its messages die is not handled."""
+    limit = CircuitPolicy(
+        failure_rate=0.5, minimum_calls=3, window=LastCalls(5), open_seconds=600, permits=1
+    )
+    consumer = bench.consumer(dead_letter_limit=limit)
+
+    @consumer.on("orders")
+    @dead_letter()
+    def handle(order: str, session: Session) -> None:
+        raise PoisonMessage("bad")
+
+    vitals = Vitals(consumer)
+    for n in range(6):
+        bench.publish("bad", key=f"k{n}")
+    with running(consumer):
+        until(lambda: "too many of its messages die" in vitals.ready().why, "not ready")
+        assert vitals.alive().good

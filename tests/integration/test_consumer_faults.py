@@ -1,0 +1,465 @@
+"""The consumer while what it stands on fails: database, broker, membership, leases."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
+
+from holdfast import Message, PoisonMessage, Transient, new_id
+from holdfast.brokers import connect
+from holdfast.consumer import Attempt, Consumer  # noqa: TC001 - handlers ask for it
+from holdfast.dlq import close, dead_letter
+from holdfast.errors import DependencyDown
+from holdfast.idempotency import idempotent
+from holdfast.retry import Backoff, checkpoint, retry, timeout
+from holdfast.testing import Fault, ScriptedBroker
+from tests.consuming import Bench, running, until
+from tests.effects.run import Run
+from tests.servers import Kafka, MariaDB, Nats, Postgres, RabbitMQ, Redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.testing.faults import Step
+    from tests.servers.fixtures import PrivateServer
+
+# kafka-python reads its own schemas in a way that Python 3.11 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+
+NEVER = 60.0
+KEYS, EACH = 6, 8
+
+
+@pytest.fixture
+def bench(tmp_path: Path, postgres: Postgres) -> Iterator[Bench]:
+    """Offer the embedded broker and a database that stays up."""
+    bench = Bench(tmp_path, postgres.database("consumer_faults"))
+    yield bench
+    bench.close()
+
+
+def orders() -> list[tuple[str, str]]:
+    """Return the keys and payloads of a small run."""
+    return [(f"k{key}", f"k{key}-{n}") for n in range(EACH) for key in range(KEYS)]
+
+
+def payer(bench: Bench, gate: threading.Event, begun: threading.Event) -> Consumer:
+    """Return a consumer that stops in the middle of one message until *gate* is set."""
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.5))
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.05, attempts=2))
+    @idempotent
+    def pay(order: str, session: Session) -> None:
+        bench.note(session, order)
+        if order == "k0-3":
+            begun.set()
+            assert gate.wait(NEVER)
+
+    return consumer
+
+
+def assert_once_and_in_order(bench: Bench) -> None:
+    """Every order took effect once, each key in its order, and nobody was blamed."""
+    assert Counter(bench.effects) == Counter(payload for _, payload in orders())
+    for key in range(KEYS):
+        mine = [what for what in bench.effects if what.startswith(f"k{key}-")]
+        assert mine == sorted(mine)
+    assert [row for row in bench.attempts if row.failed] == []
+    assert bench.letters == []
+
+
+# -- the database ----------------------------------------------------------------------
+
+
+def test_a_database_that_dies_and_comes_back_costs_nothing(
+    tmp_path: Path, private_server: PrivateServer
+) -> None:
+    """Killed in the middle of handlers: nothing lost, nothing twice, nobody blamed, no help."""
+    postgres = private_server(Postgres)
+    bench = Bench(tmp_path, postgres.database("faults"))
+    gate, begun = threading.Event(), threading.Event()
+    consumer = payer(bench, gate, begun)
+    for key, payload in orders():
+        bench.publish(payload, key=key)
+    with running(consumer):
+        assert begun.wait(NEVER)
+        postgres.kill()
+        gate.set()  # its commit meets a dead database
+        until(lambda: _is_down(consumer), "the outage is seen")
+        assert bench.lag > 0
+        postgres.start()
+        until(lambda: bench.lag == 0, "everything acknowledged")
+        assert not _is_down(consumer)
+    _awake(bench)
+    assert_once_and_in_order(bench)
+    assert consumer.tally.failed == 0
+    bench.close()
+
+
+def test_a_database_that_is_away_at_the_start_is_waited_for_or_named(
+    tmp_path: Path, private_server: PrivateServer
+) -> None:
+    """A consumer that starts while its database is down ends with one clear error, no loss."""
+    postgres = private_server(Postgres)
+    bench = Bench(tmp_path, postgres.database("faults"))
+    bench.publish("x")
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    def handle(order: str, session: Session) -> None:
+        bench.note(session, order)
+
+    postgres.kill()
+    with pytest.raises(DependencyDown):
+        consumer.run()
+    assert bench.lag == 1
+    postgres.start()
+    _awake(bench)
+    with running(consumer):
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert bench.effects == ["x"]
+    bench.close()
+
+
+def _is_down(consumer: Consumer) -> bool:
+    running = consumer.running
+    return running is not None and running.clerk is not None and running.clerk.down is not None
+
+
+def _awake(bench: Bench) -> None:
+    """Let the pool notice that its connections of before are gone."""
+
+    def answers() -> bool:
+        try:
+            return bench.effects is not None
+        except OperationalError:
+            return False
+
+    until(answers, "the database answers")
+
+
+# -- the broker ------------------------------------------------------------------------
+
+
+def _url(server: Any) -> str:
+    return f"kafka://{server.address}" if isinstance(server, Kafka) else str(server.url)
+
+
+@pytest.mark.parametrize(
+    ("kind", "native"),
+    [
+        pytest.param(Redis, {"session": 3.0}, id="redis"),
+        pytest.param(Nats, {"session": 3.0, "lease": 3.0}, id="nats"),
+        pytest.param(RabbitMQ, {}, id="rabbitmq", marks=pytest.mark.chaos),
+        pytest.param(Kafka, {"session_timeout_ms": 6000}, id="kafka", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_broker_that_dies_and_comes_back_costs_nothing(
+    tmp_path: Path,
+    postgres: Postgres,
+    private_server: PrivateServer,
+    kind: type[Any],
+    native: dict[str, Any],
+) -> None:
+    """Killed while handlers run: what they did counts once, the rest comes when it is back."""
+    server = private_server(kind)
+    broker = connect(_url(server), **native)
+    bench = Bench(tmp_path, postgres.database(f"faults_{kind.name}"), broker=broker)
+    broker.source(["orders"], group="g").close()  # queues keep only what follows
+    gate, begun = threading.Event(), threading.Event()
+    consumer = payer(bench, gate, begun)
+    for key, payload in orders():
+        bench.publish(payload, key=key)
+    with running(consumer):
+        assert begun.wait(NEVER)
+        server.kill()
+        gate.set()
+        until(lambda: _broker_is_away(consumer), "the outage is seen")
+        server.start()
+        until(lambda: len(set(bench.effects)) == KEYS * EACH, "every order handled")
+        until(lambda: not _broker_is_away(consumer) and bench.lag == 0, "everything acknowledged")
+    assert_once_and_in_order(bench)
+    bench.close()
+
+
+def _broker_is_away(consumer: Consumer) -> bool:
+    running = consumer.running
+    return running is not None and running.runtime.broker_down is not None
+
+
+# -- membership and leases -----------------------------------------------------------------
+
+
+def test_what_runs_when_its_partition_is_lost_is_neither_acknowledged_nor_done_twice(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """A process that stood still too long finds its partition gone: its commit stands once."""
+    url = f"sqlite:///{tmp_path}/broker.db?session=1"
+    stalled, awake = threading.Event(), threading.Event()
+
+    def stall(step: Step) -> Any:
+        if stalled.is_set():
+            assert awake.wait(NEVER)
+        return step.go()
+
+    process = ScriptedBroker(Fault(point="poll", effect=stall), broker=connect(url))
+    bench = Bench(tmp_path, postgres.database("faults_lost"), broker=process)
+    gate, begun = threading.Event(), threading.Event()
+    consumer, calls = bench.consumer(), []
+
+    @dead_letter()
+    @idempotent
+    def pay(order: str, session: Session) -> None:
+        calls.append(order)
+        bench.note(session, order)
+        begun.set()
+        assert gate.wait(NEVER)
+
+    consumer.on("orders")(pay)
+    bench.publish("x")
+    with running(consumer):
+        assert begun.wait(NEVER)
+        stalled.set()
+        other = connect(url)
+        rival = other.source(["orders"], group="g")
+        until(lambda: rival.poll(10, 0.1), "the message goes to somebody else")
+        awake.set()
+        until(lambda: process.history.of("lost"), "the loss")
+        gate.set()
+        until(lambda: bench.effects == ["x"], "its transaction commits")
+    assert process.calls["accept"] == 0
+    rival.close()
+    assert bench.lag == 1
+    second = bench.consumer()
+    second.on("orders")(pay)
+    with running(second):
+        until(lambda: bench.lag == 0, "acknowledged by who owns it")
+    assert bench.effects == calls == ["x"]
+    assert second.tally.duplicates == 1
+    assert (bench.attempts, bench.letters) == ([], [])
+    other.close()
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "nats"])
+def test_a_handler_longer_than_the_lease_keeps_its_message(
+    tmp_path: Path, postgres: Postgres, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """The lease is prolonged while the handler runs, so nobody gets the message again."""
+    lease = 1.0
+    if kind == "nats":
+        broker = connect(request.getfixturevalue("nats").url, lease=lease)
+    else:
+        broker = connect(f"sqlite:///{tmp_path}/broker.db", lease=lease)
+    bench = Bench(tmp_path, postgres.database(f"faults_lease_{kind}"), broker=broker)
+    topic = f"leased-{new_id()}"
+    broker.create_topic(topic)
+    broker.source([topic], group="g").close()
+    gate, begun = threading.Event(), threading.Event()
+    consumer, calls = bench.consumer(), []
+
+    @consumer.on(topic)
+    def slow(order: str) -> None:
+        calls.append(order)
+        begun.set()
+        assert gate.wait(NEVER)
+
+    bench.publish("x", topic=topic)
+    with running(consumer):
+        assert begun.wait(NEVER)
+        assert consumer.running is not None
+        runtime = consumer.running.runtime
+        first = runtime.last_poll
+        until(lambda: runtime.last_poll > first + 4 * lease, "many leases' length of polls")
+        gate.set()
+        until(lambda: not any(broker.lag("g", [topic]).values()), "acknowledged")
+    assert calls == ["x"]
+    bench.close()
+
+
+# -- MariaDB as a whole ----------------------------------------------------------------
+
+
+def test_effects_happen_once_on_mariadb(tmp_path: Path, mariadb: MariaDB) -> None:
+    """Duplicates, poison, transient failures, a kill -9 and a rebalance, with MariaDB below."""
+    url = f"sqlite:///{tmp_path}/b.db?session=2"
+    run = Run(broker=url, database=mariadb.database("effects_mariadb"), count=150, keys=20)
+    verdict = run.go()
+    assert verdict.clean, verdict
+    assert verdict.handled_by > 1, "no second process took part"
+
+
+def test_held_keys_retries_and_dead_letters_work_on_mariadb(
+    tmp_path: Path, mariadb: MariaDB
+) -> None:
+    """A parked retry goes on after a restart, a dead letter holds its key until it is closed."""
+    bench = Bench(tmp_path, mariadb.database("consumer_mariadb"))
+
+    def made() -> Consumer:
+        consumer = bench.consumer(patience=0.05)
+
+        @consumer.on("orders")
+        @dead_letter()
+        @retry(Backoff(first=2, ceiling=2, attempts=4))
+        @idempotent
+        def handle(order: str, session: Session, attempt: Attempt) -> None:
+            if order == "bad":
+                raise PoisonMessage("bad for ever")
+            if order == "flaky" and attempt.number == 1:
+                raise Transient("not yet")
+            bench.note(session, order)
+
+        return consumer
+
+    bench.publish("flaky", "after-flaky", key="f")
+    bench.publish("bad", "after-bad", key="b")
+    with running(made()):
+        until(lambda: bench.lag == 0, "everything is acknowledged")
+    assert sorted(row.key for row in bench.held_keys) == [b"b", b"f"]
+    with running(made()):
+        until(lambda: bench.effects == ["flaky", "after-flaky"], "the retry, then the next")
+        with bench.engine.begin() as db:
+            ids = [row.dlq_id for row in bench.letters]
+            close(db, ids, "discarded", actor="ada", reason="bad")
+        until(lambda: not bench.held_keys, "nothing is held")
+    assert bench.effects == ["flaky", "after-flaky", "after-bad"]
+    assert (bench.attempts, bench.held, len(bench.letters)) == ([], [], 1)
+    bench.close()
+
+
+# -- dead letters without a home -------------------------------------------------------------
+
+
+class Shelf:
+    """A home of dead letters that may be closed."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.letters: list[Any] = []
+        self.refused = 0
+
+    def put(self, letter: Any, connection: Any = None) -> None:
+        """Take *letter*, if open."""
+        if not self.open.is_set():
+            self.refused += 1
+            raise DependencyDown("the shelf is closed")
+        self.letters.append(letter)
+
+
+def test_a_home_of_dead_letters_that_is_away_is_waited_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No acknowledgement, an alarm, no blame; once it is back everything goes on by itself."""
+    shelf = Shelf()
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.05))
+
+    @consumer.on("orders")
+    @dead_letter(home=shelf)
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        if order == "bad":
+            raise PoisonMessage("bad")
+        bench.note(session, order)
+
+    bench.publish("bad", key="sick")
+    bench.publish("fine", key="well")
+    with running(consumer):
+        until(lambda: shelf.refused > 3 and bench.effects == ["fine"], "several tries, others run")
+        assert bench.lag == 1
+        assert "nothing is acknowledged" in caplog.text
+        assert bench.attempts == []
+        shelf.open.set()
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert len(shelf.letters) == 1
+
+
+# -- handlers that misbehave -----------------------------------------------------------------
+
+
+class Doom(BaseException):
+    """Not an Exception."""
+
+
+def test_a_handler_that_raises_a_base_exception_stops_the_consumer_and_blames_nobody(
+    bench: Bench,
+) -> None:
+    """Nothing is committed or acknowledged by it, and the next consumer handles the message."""
+    doomed, calls = bench.consumer(), []
+
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        calls.append(order)
+        bench.note(session, order)
+        if len(calls) == 1:
+            raise Doom("the end")
+
+    doomed.on("orders")(handle)
+    bench.publish("x")
+    with pytest.raises(Doom):
+        doomed.run()
+    assert (bench.effects, bench.lag) == ([], 1)
+    assert (bench.attempts, bench.letters, bench.marks) == ([], [], [])
+    healthy = bench.consumer()
+    healthy.on("orders")(handle)
+    with running(healthy):
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert bench.effects == ["x"]
+
+
+def test_a_handler_that_hangs_ends_itself_at_a_checkpoint_and_is_retried(bench: Bench) -> None:
+    """`@timeout` bounds each attempt; what was written in the one that overran is rolled back."""
+    consumer, seen = bench.consumer(), []
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+    @timeout(0.5)
+    @idempotent
+    def handle(order: str, session: Session, attempt: Attempt) -> None:
+        seen.append(attempt.number)
+        bench.note(session, f"{order} {attempt.number}")
+        pause = threading.Event()
+        while attempt.number == 1:
+            pause.wait(0.01)  # pacing: hangs until its time is over
+            checkpoint()
+
+    bench.publish("x")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert seen == [1, 2]
+    assert bench.effects == ["x 2"]
+
+
+def test_an_event_of_an_unknown_version_is_a_dead_letter_that_says_what_to_deploy(
+    bench: Bench,
+) -> None:
+    """It is never handled by code that does not know it, and holds its key until then."""
+    from holdfast import upcast
+
+    kind = f"order.{new_id()}"
+    upcast.default.declare_latest(kind, 2)
+    consumer, seen = bench.consumer(), []
+
+    @consumer.on("orders")
+    @dead_letter()
+    def handle(order: dict[str, Any]) -> None:
+        seen.append(order)
+
+    for key, version in (("a", "3"), ("b", "2")):
+        body = b'{"n": %s}' % version.encode()
+        headers = {"ce_schemaversion": version}
+        bench.send(Message.new("orders", body, key=key, type=kind, headers=headers))
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert seen == [{"n": 2}]
+    assert "newer than 2" in bench.letters[0].error_text

@@ -1,0 +1,203 @@
+"""After trouble the consumer goes on: circuits that few can try, copies of the dead, lost lanes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
+
+from holdfast import Message, PoisonMessage
+from holdfast.circuit import Breaker, CircuitPolicy, HalfOpen, LastCalls, Open, circuit
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.consumer import Batches, Consumer, Ending
+from holdfast.consumer.clerk import Clerk
+from holdfast.consumer.gates import Gates
+from holdfast.consumer.lanes import Lanes
+from holdfast.consumer.work import Work
+from holdfast.dlq import close, dead_letter
+from holdfast.idempotency import idempotent
+from holdfast.retry import Backoff, retry
+from tests.consuming import Bench, running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+POLICY = CircuitPolicy(
+    failure_rate=0.5, minimum_calls=3, window=LastCalls(6), open_seconds=0.2, permits=3
+)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Offer a broker and a database in files."""
+    bench = Bench(tmp_path, f"sqlite:///{tmp_path}/db.db")
+    yield bench
+    bench.close()
+
+
+def guarded(bench: Bench, breaker: Breaker, down: threading.Event) -> Consumer:
+    """Return a consumer whose handler needs a gateway."""
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=50))
+    @circuit(breaker.name, breaker=breaker)
+    def handle(order: str, session: Session) -> None:
+        if down.is_set():
+            raise ConnectionError("refused")
+        bench.note(session, order)
+
+    return consumer
+
+
+def test_a_circuit_recovers_with_fewer_messages_in_hand_than_permits(bench: Bench) -> None:
+    """The one message of the outage probes once; those that come later make up the rest."""
+    breaker, down = Breaker("gateway of few", POLICY), threading.Event()
+    down.set()
+    bench.publish("first", key="a")
+    with running(guarded(bench, breaker, down)):
+        until(lambda: isinstance(breaker.state, Open), "the circuit open")
+        down.clear()
+        until(lambda: bench.effects == ["first"], "the first message handled")
+        for n in range(5):
+            bench.publish(f"later {n}", key=f"k{n}")
+        until(lambda: len(bench.effects) == 6, "the later messages handled")
+    assert bench.letters == []
+
+
+@pytest.mark.parametrize("state", ["open", "half-open"])
+def test_a_circuit_recovers_with_nothing_in_hand(bench: Bench, state: str) -> None:
+    """Opened while no message was here, it is tried by those that come once its time is up."""
+    breaker = Breaker(f"gateway of nobody, {state}", POLICY)
+    with running(guarded(bench, breaker, threading.Event())):
+        if state == "open":
+            breaker.open(0.1)
+        else:
+            breaker.half_open()
+        assert isinstance(breaker.state, Open | HalfOpen)
+        for n in range(5):
+            bench.publish(f"{n}", key=f"k{n}")
+        until(lambda: len(bench.effects) == 5, "the messages handled")
+
+
+def test_an_open_circuit_takes_in_nothing_until_it_may_be_tried(bench: Bench) -> None:
+    """Opened by hand without an end, its topic stays where it is."""
+    breaker = Breaker("gateway held open", POLICY)
+    breaker.open()
+    bench.publish("waits", key="k")
+    consumer = guarded(bench, breaker, threading.Event())
+    with running(consumer):
+        until(lambda: consumer.metrics.registry.get_sample_value("holdfast_consumer_paused") == 2,
+              "both partitions paused")  # fmt: skip
+        assert bench.lag == 1
+        breaker.close()
+        until(lambda: bench.effects == ["waits"], "the message handled")
+
+
+def poisoned(bench: Bench) -> Consumer:
+    """Return a consumer to which 'bad' is poison."""
+    consumer, seen = bench.consumer(), []
+
+    @consumer.on("orders")
+    @dead_letter()
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        bench.note(session, order)
+        if order == "bad" and not seen:
+            seen.append(order)
+            raise PoisonMessage("bad")  # the first time: a second run would have an effect
+
+    return consumer
+
+
+def discard(bench: Bench) -> None:
+    """Close every dead letter, as an operator does."""
+    ids = [row.dlq_id for row in bench.letters]
+    with bench.engine.begin() as db:
+        close(db, ids, "discarded", actor="ada", reason="bad")
+
+
+def test_a_copy_of_a_dead_letter_is_not_run_when_the_letter_is_discarded(bench: Bench) -> None:
+    """Its second delivery is done with as the letter is; what stands behind it goes on."""
+    bad = Message.new("orders", b"bad", key="k")
+    bench.send(bad, bad, Message.new("orders", b"next", key="k"))
+    with running(poisoned(bench)):
+        until(lambda: bench.lag == 0 and len(bench.held) == 1, "the key held")
+        discard(bench)
+        until(lambda: not bench.held_keys, "the key let go")
+    assert bench.effects == ["next"]
+    assert len(bench.letters) == 1
+
+
+def test_a_loop_of_ones_own_never_overtakes_a_held_key(bench: Bench) -> None:
+    """The later message is given back until the letter is closed; other keys are handled."""
+    handler = poisoned(bench).handler("orders")
+    bad, later = (Message.new("orders", body, key="k") for body in (b"bad", b"later"))
+    assert handler.handle(bad).ending is Ending.DEAD_LETTERED
+    refused = handler.handle(later)
+    assert (refused.ending, refused.acknowledge) == (Ending.RELEASED, False)
+    assert "keys release" in str(refused.error)
+    assert handler.handle(bad).ending is Ending.DEAD_LETTERED
+    assert handler.handle(Message.new("orders", b"other", key="o")).ending is Ending.HANDLED
+    discard(bench)
+    assert handler.handle(later).ending is Ending.HANDLED
+    assert (bench.effects, bench.held_keys) == (["other", "later"], [])
+
+
+def test_a_loop_of_ones_own_hears_of_an_outage_as_an_outcome(bench: Bench) -> None:
+    """With its tables away, the message is given back without blame and nothing is raised."""
+    handler = poisoned(bench).handler("orders")
+    with bench.engine.begin() as db:
+        db.exec_driver_sql("ALTER TABLE holdfast_attempt RENAME TO away")
+    outcome = handler.handle(Message.new("orders", b"x", key="k"))
+    with bench.engine.begin() as db:
+        db.exec_driver_sql("ALTER TABLE away RENAME TO holdfast_attempt")
+    assert (outcome.ending, outcome.blame) == (Ending.RELEASED, False)
+
+
+def test_work_lost_before_it_was_admitted_is_forgotten(bench: Bench) -> None:
+    """A rebalance leaves nothing behind in the clerk, who is idle again."""
+    consumer = poisoned(bench)
+    route = consumer._routes["orders"]
+    books = consumer._books
+    assert books is not None
+    lanes = Lanes(Gates([route], SYSTEM_CLOCK), SYSTEM_CLOCK, wake=lambda: None,
+                  dropped=lambda _work: None)  # fmt: skip
+    clerk = Clerk(books, lanes, owner="me", settings=consumer.settings, clock=SYSTEM_CLOCK,
+                  chores=lambda: None)  # fmt: skip
+    works = [
+        Work(route=route, message=Message.new("orders", b"x", key="k"), lane_key=("k",),
+             dropped=True)
+        for _ in range(3)
+    ]  # fmt: skip
+    clerk.admit(works)
+    clerk.start()
+    until(lambda: clerk.is_idle, "the clerk idle")
+    clerk.stop()
+    assert clerk.is_idle
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_handler_may_take_the_message_in_the_place_of_its_payload(
+    bench: Bench, *, whole: bool
+) -> None:
+    """Annotated `Message`, the first parameter is the message, undecoded; also in a list."""
+    consumer = bench.consumer()
+
+    def each(message: Message, session: Session) -> None:
+        bench.note(session, f"{message.key_text}: {message.payload!r}")
+
+    def every(messages: list[Message], session: Session) -> None:
+        for message in messages:
+            each(message, session)
+
+    batch = Batches(size=10, whole=True) if whole else None
+    consumer.on("orders", batch=batch)(idempotent(every if whole else each))
+    bench.publish(b"\xff no JSON", key="k")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert bench.effects == ["k: b'\\xff no JSON'"]

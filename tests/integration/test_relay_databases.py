@@ -1,0 +1,131 @@
+"""Databases that a relay waits for, and those that it ends for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import InternalError
+
+from holdfast import ConfigurationError
+from holdfast.backoff import Backoff
+from holdfast.brokers import connect
+from holdfast.cli.sidecar import RelaySettings, Sidecar
+from holdfast.database import open_database
+from holdfast.errors import DependencyDown
+from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.leases import Leases
+from holdfast.outbox.outages import is_outage
+from holdfast.testing import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+    from tests.servers import Postgres
+
+
+def test_a_database_that_became_read_only_is_waited_for(postgres: Postgres) -> None:
+    """A primary that was demoted is an outage: the relay goes on when a primary answers."""
+    engine = open_database(postgres.database("relay_read_only"))
+    create_tables(engine)
+    broker = connect("memory:")
+    broker.create_topic("t")
+    relay = Relay(LeaseEngine(engine, broker.sink(), terms=LeaseTerms(seconds=1)),
+                  backoff=Backoff(first=0.01, ceiling=0.1))  # fmt: skip
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    wait_until(lambda: relay.health.last_step > 0, what="the relay is at work")
+    _read_only(engine, "on")
+    wait_until(lambda: relay.health.failures >= 3, what="the relay waits")
+    assert "read-only" in str(relay.health.outage)
+    _read_only(engine, "off")
+    wait_until(lambda: relay.health.outage is None, what="the relay goes on")
+    with engine.begin() as db:
+        Outbox().add(db, {}, topic="t")
+    wait_until(lambda: relay.health.published == 1, what="the event was published")
+    relay.stop()
+    thread.join(30)
+    engine.dispose()
+
+
+def _read_only(engine: Engine, state: str) -> None:
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as db:
+        db.execute(text("SET default_transaction_read_only = off"))
+        name = db.execute(text("SELECT current_database()")).scalar_one()
+        db.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = {state}"))
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+        db.execute(text(f"{others} AND pid <> pg_backend_pid()"), {"name": name})
+
+
+class _Driver(Exception):
+    def __init__(self, state: str | None, number: int = 0) -> None:
+        super().__init__(number, "words")
+        self.sqlstate = state
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (_Driver("25006"), True),
+        (_Driver("57P01"), True),
+        (_Driver("53100"), True),
+        (_Driver("55006"), True),
+        (_Driver(None, 1290), True),
+        (_Driver(None, 1792), True),
+        (_Driver("42501"), False),
+        (_Driver("42P01"), False),
+        (_Driver(None, 1146), False),
+    ],
+)
+def test_only_what_passes_by_itself_is_an_outage(error: _Driver, *, passes: bool) -> None:
+    """A full disk, a restart, a failover; not a missing table or privilege."""
+    assert is_outage(InternalError("SELECT 1", {}, error)) is passes
+
+
+def test_missing_privileges_end_the_relay_with_the_grant(postgres: Postgres) -> None:
+    """The same sentence with and without `--once`."""
+    url = postgres.database("relay_privileges")
+    owner = open_database(url)
+    create_tables(owner)
+    with owner.begin() as db:
+        db.execute(text("DROP ROLE IF EXISTS relay_clerk"))
+        db.execute(text("CREATE ROLE relay_clerk LOGIN"))
+    clerk = open_database(owner.url.set(username="relay_clerk").render_as_string())
+    for run in ("run", "run_once"):
+        relay = Relay(LeaseEngine(clerk, connect("memory:").sink()))
+        with pytest.raises(ConfigurationError, match=r"GRANT SELECT, INSERT.* TO"):
+            getattr(relay, run)()
+    clerk.dispose()
+    with owner.begin() as db:
+        db.execute(text("DROP ROLE relay_clerk"))
+    owner.dispose()
+
+
+def _shop(tmp_path: Path, held: float) -> RelaySettings:
+    """Return the settings of a relay whose shards a dead one holds for some seconds."""
+    database = f"sqlite:///{tmp_path}/s.db"
+    engine = open_database(database)
+    create_tables(engine)
+    with engine.begin() as db:
+        Outbox().add(db, {}, topic="t")
+    Leases(engine, LeaseTerms(seconds=held)).renew()
+    engine.dispose()
+    broker = connect(f"sqlite:///{tmp_path}/b.db")
+    broker.create_topic("t")
+    broker.close()
+    return RelaySettings(database=database, broker=f"sqlite:///{tmp_path}/b.db", lease_seconds=2)
+
+
+def test_once_takes_over_from_a_relay_that_died(tmp_path: Path) -> None:
+    """It waits for the lease to end instead of saying that nothing was there."""
+    assert Sidecar(_shop(tmp_path, held=1)).run_once() == 1
+
+
+def test_once_says_when_others_hold_what_waits(tmp_path: Path) -> None:
+    """A cron job must not report success while events wait."""
+    with pytest.raises(DependencyDown, match="1 events wait in shards that other relays hold"):
+        Sidecar(_shop(tmp_path, held=600)).run_once()
