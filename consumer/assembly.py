@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.consumer.batch_performer import BatchPerformer
 from holdfast.consumer.books import translated
@@ -18,7 +18,7 @@ from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
-from holdfast.consumer.transaction import AsyncTransaction
+from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import capture
 from holdfast.dlq.metrics import METRICS
@@ -26,7 +26,7 @@ from holdfast.dlq.replay.marks import replay_topic
 from holdfast.errors import BrokerDown, HoldfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from holdfast.circuit import Sharing
     from holdfast.clock import Clock
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker
 
 log = logging.getLogger("holdfast.consumer")
+T = TypeVar("T")
 
 
 class Assembly:
@@ -127,9 +128,7 @@ class Assembly:
 
     def _open(self, closing: ExitStack) -> None:
         if self._books is not None:
-            with translated(), self._books.engine.connect() as db:
-                require_tables(db)
-            self._books.introduce(self._routes.values())
+            self._patiently("database", self._prepare_database)
         topics = [*self._routes, *(replay_topic(topic, self._group) for topic in self._routes)]
         source = self._connected(sorted(topics))
         self.runtime.attach(source)
@@ -149,15 +148,37 @@ class Assembly:
             if topic.endswith(f".{self._group}.replay"):
                 with suppress(HoldfastError):
                     self._broker.create_topic(topic)
+        return self._patiently(
+            "broker",
+            lambda: self._broker.source(topics, group=self._group, listener=self.runtime),
+        )
+
+    def _prepare_database(self) -> None:
+        books = self._books
+        assert books is not None  # noqa: S101 - asked by the caller
+        with translated(), books.engine.connect() as db:
+            require_tables(db)
+        books.introduce(self._routes.values())
+
+    def _patiently(self, what: str, job: Callable[[], T]) -> T:
+        """Return what *job* returns, once what it needs answers; a stop ends the wait."""
         attempt = 0
         while True:
             attempt += 1
             self.runtime.pulse = self._clock.monotonic()
             try:
-                return self._broker.source(topics, group=self._group, listener=self.runtime)
-            except BrokerDown as error:
-                self.runtime.broker_down = str(error)
-                log.error("the broker is down, the consumer waits for it: %s", error)  # noqa: TRY400
+                return job()
+            except (BrokerDown, DatabaseDown) as error:
+                cause = error.__cause__
+                if (
+                    isinstance(error, DatabaseDown)
+                    and cause
+                    and not is_outage(cause, connecting=True)
+                ):
+                    raise  # it answers, and refuses
+                if isinstance(error, BrokerDown):
+                    self.runtime.broker_down = str(error)
+                log.error("the %s is down, the consumer waits for it: %s", what, error)  # noqa: TRY400
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):
                     raise

@@ -76,6 +76,8 @@ class BatchPerformer:
         if outcome.is_done:
             for budget in plan.budgets:
                 budget.deposit()
+            if not outcome.is_duplicate:
+                work.route.outage.passed(work.message)
             return self._judge.done(work, duplicate=outcome.is_duplicate)
         if isinstance(outcome.error, LeftBehind):
             return Apart(single=False)

@@ -287,23 +287,21 @@ class NotingHome:
             work.letter = letter
 
 
-def require_ours(work: Work) -> None:
-    """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
-    if work.dropped:
-        raise StaleDelivery(f"message {work.message.id} belongs to another member now")
-
-
 @contextmanager
 def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
     """Note at *home* whether the letter could be written."""
     try:
         yield
-    except StaleDelivery:
-        raise
-    except Exception as error:
+    except DependencyDown as error:
         home.down = str(error)
         raise
     home.down = None
+
+
+def require_ours(work: Work) -> None:
+    """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
+    if work.dropped:
+        raise StaleDelivery(f"message {work.message.id} belongs to another member now")
 
 
 def key_of(work: Work) -> HeldKey:

@@ -107,7 +107,8 @@ class Chores:
         held, ttl = self._books.held, self._settings.takeover_seconds
         mine = held.renew(db, self._owner, ttl)
         if len(mine) < _KEYS_AT_ONCE:
-            mine += held.claim_due(db, self._owner, ttl, _KEYS_AT_ONCE - len(mine))
+            free = _KEYS_AT_ONCE - len(mine)
+            mine += held.claim_due(db, self._owner, ttl, free, self._routes)
         found: dict[HeldKey, list[Work]] = {}
         for key in mine:
             route = self._routes.get(key.topic)
@@ -135,7 +136,7 @@ class Chores:
             self.admit(works)
 
     def _count(self, db: Connection) -> None:
-        keys, parked, self.retrying = self._books.held.totals(db)
+        keys, parked, self.retrying = self._books.held.totals(db, self._routes)
         self._books.held_total = parked
         self._metrics.held_keys.set(keys)
         self._metrics.parked.set(parked)

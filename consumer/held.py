@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy import and_, case, delete, func, insert, or_, select, update
 
 from holdfast.consumer.schema import database_now, held, held_key
 from holdfast.errors import StaleDelivery
@@ -117,11 +117,14 @@ class Held:
         )
         return db.execute(gone).rowcount == 1
 
-    def claim_due(self, db: Connection, owner: str, ttl: float, limit: int) -> list[HeldKey]:
-        """Take up keys whose time has come and that nobody works on."""
+    def claim_due(
+        self, db: Connection, owner: str, ttl: float, limit: int, topics: Collection[str]
+    ) -> list[HeldKey]:
+        """Take up keys of *topics* whose time has come and that nobody works on."""
         now = database_now()
         free = and_(
             held_key.c.grp == self._group,
+            held_key.c.topic.in_(sorted(topics)),
             held_key.c.due <= now,
             or_(held_key.c.owner.is_(None), held_key.c.until < now),
         )
@@ -187,10 +190,11 @@ class Held:
         freed = update(held_key).where(self._is(key)).values(dlq_id=None, due=0.0)
         return db.execute(freed).rowcount == 1
 
-    def totals(self, db: Connection) -> tuple[int, int, int]:
-        """Return how many keys are held, how many messages wait, and how many keys are to retry."""
+    def totals(self, db: Connection, topics: Collection[str]) -> tuple[int, int, int]:
+        """Return how many keys are held, how many messages wait, and keys of *topics* to retry."""
+        mine = case((held_key.c.topic.in_(sorted(topics)), held_key.c.due))
         wanted = select(
-            func.count(), func.coalesce(func.sum(held_key.c.parked), 0), func.count(held_key.c.due)
+            func.count(), func.coalesce(func.sum(held_key.c.parked), 0), func.count(mine)
         ).where(held_key.c.grp == self._group)
         keys, parked, due = db.execute(wanted).one()
         return int(keys), int(parked), int(due)

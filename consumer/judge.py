@@ -91,7 +91,7 @@ class Judge:
         assert call is not None  # noqa: S101
         error, work.attempt = call.error, call.attempt
         self._metrics.count(work.route.topic, "failed")
-        if error is not None and work.route.outage.blamed(error) is not None:
+        if error is not None and work.route.outage.excuses(work, error):
             work.unproven += 1  # it may turn out to be an outage
         else:
             self._tally.add("failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from holdfast.consumer.work import current_work
 from holdfast.errors import CircuitOpen
 from holdfast.layer import Call, Layer, Stage
 
@@ -11,20 +12,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.circuit import Breaker, Circuit
+    from holdfast.consumer.witness import Witness
+    from holdfast.consumer.work import Work
+    from holdfast.message import Message
 
 
 class Outage(Layer):
     """Turns the last failure of a message into "dependency down" where that is what it was.
 
     A message whose retries are spent on a dependency that also fails nearly everybody else
-    is not dead: it waits for the circuit, however few calls have been counted so far.
+    is not dead: it waits for the circuit, however few calls have been counted so far. One that
+    fails again and again while others pass has no such excuse.
     """
 
     stage: ClassVar[Stage] = Stage.DURABLE_RETRY
     label: ClassVar[str] = "outage guard"
 
-    def __init__(self, circuits: Sequence[Circuit]) -> None:
+    def __init__(self, circuits: Sequence[Circuit], witness: Witness) -> None:
         self._circuits = tuple(circuits)
+        self._witness = witness
 
     def describe(self) -> str:
         """Say the dependencies."""
@@ -37,10 +43,30 @@ class Outage(Layer):
                 return circuit.breaker
         return None
 
+    def excuses(self, work: Work, error: BaseException) -> bool:
+        """Note that *error* failed *work*; return whether that may turn out to be an outage."""
+        breaker = self.blamed(error)
+        if breaker is None:
+            return False
+        self._witness.failed(breaker, work)
+        return not self._witness.is_own_fault(work)
+
+    def passed(self, message: Message) -> None:
+        """Note that the dependencies served *message*."""
+        for circuit in self._circuits:
+            self._witness.passed(circuit.breaker, message.id)
+
+    def leave(self, call: Call) -> None:
+        """Note that the message passed; a duplicate asked nobody."""
+        if call.message is not None and not call.duplicate:
+            self.passed(call.message)
+
     def fail(self, call: Call, error: BaseException) -> None:
         """Raise `CircuitOpen` instead, so that nothing outside blames the message."""
         if isinstance(error, CircuitOpen):
             return
-        breaker = self.blamed(error)
-        if breaker is not None and breaker.is_failing():
+        breaker, work = self.blamed(error), current_work.get()
+        if breaker is None or (work is not None and not self.excuses(work, error)):
+            return
+        if breaker.is_failing():
             raise CircuitOpen(breaker.name, None) from error

@@ -14,6 +14,7 @@ from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
 from holdfast.consumer.unrun import require_runnable
+from holdfast.consumer.witness import Witness
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.layer import Idempotent
 from holdfast.layer import Layer, Stage
@@ -71,6 +72,7 @@ class Routing:
         self._home = home
         self._outbox = Outbox(source=group)
         self._async_engine: Any = None
+        self._witness = Witness(clock)
 
     def route(
         self, topic: str, function: Callable[..., Any], batches: Batches | None = None
@@ -85,7 +87,7 @@ class Routing:
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
-        outage = Outage(circuits)
+        outage = Outage(circuits, self._witness)
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
         layers = sorted(

@@ -42,6 +42,10 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     suspect: bool = False
     outages: int = 0
     """How often in a row it was given up because something was down."""
+    failed_at: float = 0.0
+    """When a dependency failed it last, by the monotonic clock."""
+    overtaken: int = 0
+    """How many of these failures came after that dependency had served another message."""
     waits_for: str | None = None
     """Why it waits: for people."""
     call: Call | None = None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.delays import Delays
 from holdfast.outbox.engine import Step
+from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
-from holdfast.outbox.outcome import Outcome, precheck, sort_out
+from holdfast.outbox.outcome import Outcome, sort_out
 from holdfast.outbox.parking import Parking
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.table_pass import TablePass
@@ -106,7 +107,7 @@ class LeaseEngine:
         parked = 0
         if rows:
             rows, behind = self._parking.split(rows)
-            rows, refused = precheck(rows, self._sink.caps)
+            rows, refused = precheck(rows, self._sink)
             parked = self._parking.park(self._leases, behind)
             parked += self._parking.refuse(self._leases, refused)
         if rows:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from holdfast.outbox.foresight import BySize, Foreseeing
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.shard_sinks import ShardSinks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from holdfast.caps import Caps
+    from holdfast.errors import HoldfastError
     from holdfast.message import Message
     from holdfast.outbox.leases import Leases
     from holdfast.ports import Published, Sink
@@ -38,6 +40,7 @@ class LeasedSink:
         self._sink = sink
         self._leases = leases
         self._publish = self._way(sink)
+        self._foresight = sink if isinstance(sink, Foreseeing) else BySize(sink.caps)
 
     def _way(self, sink: Sink | ShardSinks) -> Callable[[Sequence[Any], float], list[Published]]:
         """Return how *sink* publishes within some seconds."""
@@ -49,6 +52,14 @@ class LeasedSink:
     def is_hurried(self) -> bool:
         """Whether no publish takes longer than the lease lasts."""
         return isinstance(self._sink, (Hurried, ShardSinks))
+
+    def room(self, topics: Collection[str]) -> int | None:
+        """Return how many bytes a message may have in each of *topics*."""
+        return self._foresight.room(topics)
+
+    def refusal(self, message: Message) -> HoldfastError | None:
+        """Return why the broker would refuse *message*, as far as can be told."""
+        return self._foresight.refusal(message)
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Publish *messages*, or raise `LeaseLost` when it is too late for that."""

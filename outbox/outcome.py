@@ -6,17 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError, MessageTooLarge, Remedy
+from holdfast.errors import HoldfastError, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.caps import Caps
     from holdfast.outbox.rows import Row
     from holdfast.ports import Published
 
 Refused = tuple["Row", HoldfastError | None]
-_SPARE = 4096  # bytes that keys and CloudEvents headers are allowed for before a close look
 
 
 class Overtaken(HoldfastError):
@@ -74,35 +72,3 @@ def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
         if later[key] and error is not None:
             outcome.refused[place] = row, Overtaken(error, later[key])
     return outcome
-
-
-def precheck(rows: Sequence[Row], caps: Caps) -> tuple[list[Row], list[Refused]]:
-    """Return the rows to publish, and those that the broker would refuse for their size.
-
-    Found before anything is sent, so that nothing of the same key overtakes them.
-    """
-    limit = caps.max_message
-    if limit is None or not _may_exceed(rows, limit):
-        return list(rows), []
-    fine: list[Row] = []
-    refused: list[Refused] = []
-    blocked: set[tuple[str, str]] = set()
-    for row in rows:
-        key = None if row.key is None else (row.topic, row.key)
-        size = len(row.payload or b"") + len(row.headers.encode()) + len((row.key or "").encode())
-        if size > limit or key in blocked:
-            refused.append((row, MessageTooLarge(size, limit) if size > limit else None))
-            if key is not None:
-                blocked.add(key)
-        else:
-            fine.append(row)
-    return fine, refused
-
-
-def _may_exceed(rows: Sequence[Row], limit: int) -> bool:
-    bound = limit - _SPARE
-    for row in rows:
-        payload = row.payload
-        if (0 if payload is None else len(payload)) + len(row.headers) > bound:
-            return True
-    return False

@@ -9,8 +9,9 @@ import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leases import LeaseLost
-from holdfast.outbox.outcome import precheck, sort_out
+from holdfast.outbox.outcome import sort_out
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.schema import outbox, parked
 from holdfast.sql import statements
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.outbox.leased_sink import LeasedSink
     from holdfast.outbox.leases import Leases
     from holdfast.outbox.outcome import Refused
-    from holdfast.ports import Sink
 
 log = logging.getLogger("holdfast.outbox")
 
@@ -47,7 +48,7 @@ class Parking:
         self._looked = float("-inf")
         self._shards: object = None
 
-    def refresh(self, leases: Leases, sink: Sink) -> int:
+    def refresh(self, leases: Leases, sink: LeasedSink) -> int:
         """Learn which keys are parked; publish what was released and return how many went.
 
         Now and then, and always after a renewal: it may have brought a shard of which the
@@ -153,10 +154,10 @@ class Parking:
         found = db.execute(free.order_by(parked.c.seq).limit(_MOST)).all()
         return [Row(*row[:5], _as_text(row[5]), str(row[6]), row[7]) for row in found]
 
-    def _publish(self, leases: Leases, sink: Sink, rows: Sequence[Row]) -> int:
+    def _publish(self, leases: Leases, sink: LeasedSink, rows: Sequence[Row]) -> int:
         if not rows:
             return 0
-        rows, refused = precheck(rows, sink.caps)
+        rows, refused = precheck(rows, sink)
         outcome = sort_out(rows, sink.publish([staged(row) for row in rows]))
         again = [*refused, *outcome.refused]
         for row, error in again:

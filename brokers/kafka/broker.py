@@ -69,6 +69,7 @@ class KafkaBroker:
             self._clock,
             seconds=self._settings.publish_within,
             transactional=transactional_id is not None,
+            compresses=self._driver.compresses(native),
         )
 
     def source(

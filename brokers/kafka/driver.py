@@ -172,6 +172,10 @@ class Driver(Protocol):
         """Return the bytes of the largest message that a producer with *native* settings takes."""
         ...
 
+    def compresses(self, native: Mapping[str, Any]) -> bool:
+        """Whether a producer with *native* settings compresses what it sends."""
+        ...
+
     def admin(self) -> Admin:
         """Return a connected admin; `BrokerDown` or `ConfigurationError` if that fails."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.kafka.sizes import batch_size, chunks
+from holdfast.brokers.kafka.sizes import batch_size, chunks, wire_size
 from holdfast.errors import (
     HoldfastError,
     InvalidMessage,
@@ -17,7 +17,7 @@ from holdfast.errors import (
 from holdfast.ports import Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from holdfast.brokers.kafka.cluster import Cluster
     from holdfast.brokers.kafka.driver import Producer
@@ -45,6 +45,7 @@ class KafkaSink:
         *,
         seconds: float,
         transactional: bool,
+        compresses: bool,
     ) -> None:
         self.caps = caps
         self._make = make
@@ -52,8 +53,11 @@ class KafkaSink:
         self._clock = clock
         self._seconds = seconds
         self._transactional = transactional
+        self._compresses = compresses
         self._known: set[str] = set()
         self._narrow: dict[str, int] = {}
+        self._absent: dict[str, HoldfastError] = {}
+        """Topics that were missing when `room` was asked for last."""
         self._closed = False
         self._producer: Producer | None = make()
 
@@ -82,6 +86,24 @@ class KafkaSink:
             Published(error=refused[message.topic]) if message.topic in refused else next(results)
             for message in messages
         ]
+
+    def room(self, topics: Collection[str]) -> int | None:
+        """Return how many bytes a message may have in each of *topics*; 0 where one is missing."""
+        self._absent = self._learn(set(topics) - self._known)
+        return 0 if self._absent else min(map(self._largest, topics), default=None)
+
+    def refusal(self, message: Message) -> HoldfastError | None:
+        """Return why client or broker would refuse *message*, as far as that shows beforehand."""
+        if message.topic in self._absent:
+            return self._absent[message.topic]
+        limit = self._largest(message.topic)
+        return MessageTooLarge(wire_size(message), limit) if batch_size(message) > limit else None
+
+    def _largest(self, topic: str) -> int:
+        """Return the bytes that fit; the topic's limit is for what compression leaves of them."""
+        limit = self.caps.max_message
+        assert limit is not None  # noqa: S101 - every driver has one
+        return limit if self._compresses else min(limit, self._narrow.get(topic, limit))
 
     def _learn(self, topics: set[str]) -> dict[str, HoldfastError]:
         """Look *topics* up, and return the errors of those that cannot be published to."""

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import DependencyDown, HoldfastError, Transient
 from holdfast.outbox.engine import Step
+from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leases import LeaseLost
-from holdfast.outbox.outcome import precheck, sort_out
+from holdfast.outbox.outcome import sort_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.message import Message
+    from holdfast.outbox.leased_sink import LeasedSink
     from holdfast.outbox.leases import Leases
     from holdfast.outbox.outcome import Refused
     from holdfast.outbox.rows import Row
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from holdfast.outbox.wal.courier import Courier
     from holdfast.outbox.wal.intake import Batch
     from holdfast.outbox.wal.parking import WalParking
-    from holdfast.ports import Sink
 
 
 class Dispatch:
@@ -31,7 +32,7 @@ class Dispatch:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: LeasedSink,
         courier: Courier,
         leases: Leases,
         parking: WalParking,
@@ -75,7 +76,11 @@ class Dispatch:
 
     def _send(self) -> Step:
         rows, behind = self._parking.split(self._rows)
-        rows, refused = precheck(rows, self._sink.caps)
+        try:
+            rows, refused = precheck(rows, self._sink)
+        except DependencyDown as error:
+            self.outage = error
+            return Step()
         parked = self._park([*((row, None) for row in behind), *refused])
         self._rows = rows
         if rows:

@@ -6,6 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import Message, PoisonMessage
@@ -201,3 +203,80 @@ def test_a_handler_may_take_the_message_in_the_place_of_its_payload(
     with running(consumer):
         until(lambda: bench.lag == 0, "everything acknowledged")
     assert bench.effects == ["k: b'\\xff no JSON'"]
+
+
+def test_one_message_that_makes_a_dependency_fail_does_not_stop_its_topic(bench: Bench) -> None:
+    """While others pass, its failures are its own: it is dead-lettered, and the circuit closes."""
+    consumer, breaker = bench.consumer(), Breaker("gateway of one", POLICY)
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=5))
+    @circuit(breaker.name, breaker=breaker)
+    def handle(order: str, session: Session) -> None:
+        if order == "bad":
+            raise ConnectionError("500 for this one")
+        bench.note(session, order)
+
+    sent = []
+
+    def some_more() -> bool:
+        """Send another good message, as a quiet topic would."""
+        sent.append(f"good {len(sent)}")
+        bench.publish(sent[-1], key=f"g{len(sent)}")
+        return bool(bench.letters)
+
+    bench.publish("bad", key="b")
+    with running(consumer):
+        until(lambda: isinstance(breaker.state, Open), "the circuit open")
+        assert bench.letters == []
+        until(some_more, "the bad message dead")
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert sorted(bench.effects) == sorted(sent)
+    assert [row.payload for row in bench.letters] == [b"bad"]
+
+
+def test_a_service_leaves_the_parked_keys_of_another_topic_to_others(bench: Bench) -> None:
+    """Two services of one group with a topic each: both finish their own retries."""
+    bench.broker.create_topic("payments")
+    idle, busy, failed = bench.consumer(), bench.consumer(patience=0.01), set()
+
+    @idle.on("orders")
+    def wait(order: str) -> None: ...
+
+    @busy.on("payments")
+    @retry(Backoff(first=0.05, ceiling=0.1, attempts=5))
+    @idempotent
+    def pay(order: str, session: Session) -> None:
+        if order not in failed:
+            failed.add(order)
+            raise ConnectionError("not now")
+        bench.note(session, order)
+
+    with running(idle), running(busy):
+        for n in range(20):
+            bench.publish(f"p{n}", key=f"k{n}", topic="payments")
+        until(lambda: len(bench.effects) == 20, "every retry run")
+        until(lambda: not bench.held_keys, "nothing held")
+
+
+def test_a_database_that_is_down_at_the_start_is_waited_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a broker is: the consumer says so, and goes on when it answers."""
+    refused = [OperationalError("connect", {}, ConnectionRefusedError("refused"))] * 2
+    consumer = poisoned(bench)
+    books = consumer._books
+    assert books is not None
+
+    @event.listens_for(books.engine, "do_connect")
+    def refuse(*_: object) -> None:
+        if refused:
+            raise refused.pop()
+
+    books.engine.dispose()
+    bench.publish("x")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert refused == []
+    assert "the database is down, the consumer waits for it" in caplog.text

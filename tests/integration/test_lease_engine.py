@@ -238,7 +238,7 @@ def test_a_relay_that_inherits_a_shard_knows_which_keys_are_parked(engine: Engin
     clock.advance(4)
     first.step()  # gives up its half
     second.step()
-    second._parking.refresh(second._leases, taking)
+    second._parking.refresh(second._leases, second._sink)
     key = next(key for key in map(str, range(100)) if shard_of("t", key, "") in first._leases.owned)
     refusing.refuse.add(key.encode())
     stage(engine, 1, key)

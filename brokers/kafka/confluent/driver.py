@@ -37,6 +37,12 @@ class ConfluentDriver:
         """Return the largest message's bytes."""
         return int(self._with({}, native).get("message.max.bytes", MAX_MESSAGE))
 
+    def compresses(self, native: Mapping[str, Any]) -> bool:
+        """Whether producers compress; two names of one setting."""
+        settings = self._with({}, native)
+        names = ("compression.type", "compression.codec")
+        return any(settings.get(name, "none") != "none" for name in names)
+
     def admin(self) -> Admin:
         """Return a connected admin."""
         return ConfluentAdmin(self._with({}, {}), self._settings)

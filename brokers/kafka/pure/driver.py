@@ -45,6 +45,10 @@ class PureDriver:
         """Return the largest message's bytes."""
         return int(self._for(KafkaProducer, native).get("max_request_size", MAX_REQUEST))
 
+    def compresses(self, native: Mapping[str, Any]) -> bool:
+        """Whether producers compress."""
+        return self._for(KafkaProducer, native).get("compression_type") is not None
+
     def admin(self) -> Admin:
         """Return a connected admin."""
         return PureAdmin(self._for(KafkaAdminClient, {}), self._settings)
