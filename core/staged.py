@@ -42,6 +42,20 @@ class Staged(Message, frozen=True, kw_only=True, gc=False):
         # a row of somebody else's making
         return (("ce_id", self.id.encode()), ("ce_type", self.type.encode()), *pairs)
 
+    @property
+    def texts(self) -> list[tuple[str, str]] | None:
+        """All headers as text, for clients that write it as UTF-8; None where one is not text.
+
+        Nor with a null character, at which clients in C would take the text to end.
+        """
+        if "\\u0000" in self.packed:
+            return None
+        try:
+            pairs = _texts(self.packed)
+        except msgspec.MsgspecError:
+            return None
+        return pairs if pairs and pairs[0][0] == "ce_specversion" else None
+
 
 def packed(pairs: Iterable[Pair]) -> list[list[Any]]:
     """Return *pairs* as the column `headers` keeps them."""

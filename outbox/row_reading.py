@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.outbox.rows import Row
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 
+_row = partial(tuple.__new__, Row)
+"""What `Row._make` does, without a call in Python per row."""
+
+
 def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Row]:
     """Return the rows that *command* finds; its columns are those of `Row`."""
     with _in_binary(db):
         cursor: Any = db.execute(command, where).cursor
-        return list(map(Row._make, cursor.fetchall()))
+        return list(map(_row, cursor.fetchall()))
 
 
 @contextmanager
