@@ -10,7 +10,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.classification import classify
 from holdfast.consumer.session import HandlerSession
-from holdfast.consumer.unrun import require_ran
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import note_begin, require_whole
 from holdfast.in_thread import to_the_end
@@ -162,11 +161,10 @@ def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
 
 
 def run_committing(call: Call, connection: Connection) -> None:
-    """Run what was asked for with `before_commit`; a vain or aborted one is refused first.
+    """Run what was asked for with `before_commit`; an aborted transaction is refused first.
 
     A database error that the handler swallowed would make the commit a silent rollback.
     """
-    require_ran(call.result)
     require_whole(connection)
     for action in call.notes.get(COMMITTING, ()):
         action(connection)
