@@ -195,6 +195,8 @@ class Assembly:
                     raise  # it answers, and refuses
                 if isinstance(error, BrokerDown):
                     self.runtime.broker_down = str(error)
+                elif self.clerk is not None:
+                    self.clerk.down = str(error)
                 log.error("the %s is down, the consumer waits for it: %s", what, error)  # noqa: TRY400
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):

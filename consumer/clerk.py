@@ -63,7 +63,13 @@ class Clerk:
 
     def start(self) -> None:
         """Begin."""
+        self.pulse = self._clock.monotonic()
         self._thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has begun: not while database or broker are waited for at the start."""
+        return self._thread.ident is not None
 
     def stop(self) -> None:
         """End after what is in hand; the marks of this process are removed."""

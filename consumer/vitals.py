@@ -43,10 +43,9 @@ class Vitals:
         silent = now - running.runtime.pulse
         if silent > self._stall_seconds:
             return Verdict(False, f"the poll thread has not polled for {silent:.0f} s")
-        if running.clerk is not None and (silent := now - running.clerk.pulse) > (
-            self._stall_seconds
-        ):
-            return Verdict(False, f"the database thread has done nothing for {silent:.0f} s")
+        clerk = running.clerk
+        if clerk is not None and clerk.is_started and now - clerk.pulse > self._stall_seconds:
+            return Verdict(False, f"no word of the database for {now - clerk.pulse:.0f} s")
         return Verdict(True, "polls")
 
     def ready(self) -> Verdict:

@@ -27,6 +27,7 @@ from holdfast.dlq import dead_letter
 from holdfast.retry import Backoff
 from holdfast.testing import Fault, ScriptedBroker, wait_until
 from tests.consuming import Bench, running, until
+from tests.servers import Postgres as PostgresServer
 from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from holdfast.testing.faults import Step
     from tests.servers import Postgres
+    from tests.servers.fixtures import PrivateServer
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 SHOP = """
@@ -252,6 +254,30 @@ def test_a_consumer_whose_poll_thread_stands_still_is_not_alive(
         gate.set()
         until(lambda: vitals.alive().good, "alive again")
     assert not vitals.ready().good
+    bench.close()
+
+
+def test_a_consumer_that_waits_for_its_database_at_the_start_is_alive_and_not_ready(
+    tmp_path: Path, private_server: PrivateServer
+) -> None:
+    """An outage is no reason to restart it, however long; it goes on by itself."""
+    postgres = private_server(PostgresServer)
+    bench = Bench(tmp_path, postgres.database("consumer_start"))
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.1))
+
+    @consumer.on("orders")
+    def handle(order: str) -> None: ...
+
+    vitals = Vitals(consumer, stall_seconds=1)
+    postgres.kill()
+    with running(consumer):
+        until(lambda: "the database is down" in vitals.ready().why, "not ready")
+        assert consumer.running is not None
+        runtime = consumer.running.runtime
+        first = runtime.pulse
+        until(lambda: runtime.pulse > first + 3 and vitals.alive().good, "alive for long")
+        postgres.start()
+        until(lambda: vitals.ready().good, "ready")
     bench.close()
 
 
