@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +68,8 @@ class Asking:
                         return report
             except (OSError, ValueError, msgspec.DecodeError):
                 # A timeout spoils the buffered reader; the socket itself is still good.
-                self._lines = self._end.makefile("rb")
+                with suppress(OSError):
+                    self._lines = self._end.makefile("rb")
         return None
 
     def close(self) -> None:

@@ -50,24 +50,31 @@ class Worker:
         """Run the process, and run it again, until all is to end."""
         deaths = 0
         while not self._stopping.is_set():
-            process = self._start()
-            log.info("worker %d is process %d", self.number, process.pid)
-            try:
-                process.wait(_HEALTHY_SECONDS)
-            except subprocess.TimeoutExpired:
-                deaths = 0
-                process.wait()
-            self._process = None
-            if self._link is not None:
-                self._link.close()
+            began = SYSTEM_CLOCK.monotonic()
+            end = self._run_once()
             if self._stopping.is_set():
                 return
+            if SYSTEM_CLOCK.monotonic() - began > _HEALTHY_SECONDS:
+                deaths = 0
             deaths += 1
             self.restarts += 1
             delay = self._backoff.delay(deaths) or 0.5
-            self._ended = f"ended with {process.returncode}, started again in {delay:.1f} s"
+            self._ended = f"{end}, started again in {delay:.1f} s"
             log.error("worker %d %s", self.number, self._ended)
             self._stopping.wait(delay)
+
+    def _run_once(self) -> str:
+        """Run the process to its end, and say how it ended."""
+        try:
+            process = self._start()
+        except OSError as error:  # no memory or no process left for another one
+            return f"could not be started ({error})"
+        log.info("worker %d is process %d", self.number, process.pid)
+        process.wait()
+        self._process = None
+        if self._link is not None:
+            self._link.close()
+        return f"ended with {process.returncode}"
 
     def send(self, number: int) -> None:
         """Pass a signal on."""
@@ -92,12 +99,17 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         mine, its = socket.socketpair()
-        with its:
+        try:
             process = subprocess.Popen(  # noqa: S603
                 [*self._argv, "--link", str(its.fileno())],
                 start_new_session=True,
                 pass_fds=[its.fileno()],
             )
+        except OSError:
+            mine.close()
+            raise
+        finally:
+            its.close()
         self._link, self._since = Asking(mine), SYSTEM_CLOCK.monotonic()
         self._process = process
         if self._stopping.is_set():  # the signal came while it was being started

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session  # noqa: TC002 - a handler asks for it by ann
 from holdfast import Message, PoisonMessage
 from holdfast.brokers import connect
 from holdfast.circuit import CircuitPolicy, LastCalls
+from holdfast.cli.supervisor import Worker
 from holdfast.consumer import create_tables
 from holdfast.consumer.vitals import Vitals
 from holdfast.database import open_database
@@ -129,28 +130,28 @@ def test_one_endpoint_speaks_for_all_workers(shop: Path) -> None:
     """Probes and metrics name each worker; one that is killed shows, and is started again."""
     port = free_port()
     with consuming(shop, "--workers", "2", "--http", f"127.0.0.1:{port}") as process:
-        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=90, what="both are ready")
+        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=180, what="both are ready")
         status, text = get(port, "/readyz")
         assert (status, text.splitlines()) == (200, ["worker 0: consumes", "worker 1: consumes"])
         assert get(port, "/healthz") == (200, "worker 0: polls\nworker 1: polls\n")
         publish(shop, *(f"o{n}" for n in range(8)))
-        wait_until(lambda: len(handled(shop)) == 8, deadline=90, what="all handled")
+        wait_until(lambda: len(handled(shop)) == 8, deadline=180, what="all handled")
 
         def counted() -> bool:
             return sum(samples(get(port, "/metrics")[1], "handled")) == 8
 
-        wait_until(counted, deadline=90, what="the metrics of both add up")
+        wait_until(counted, deadline=180, what="the metrics of both add up")
         text = get(port, "/metrics")[1]
         assert "holdfast_consumer_workers 2.0" in text
         assert "holdfast_consumer_workers_up 2.0" in text
         assert 'holdfast_dlq_consumed_total{group="billing",worker="1"}' in text
         os.kill(pids(shop)[0], signal.SIGKILL)
         wait_until(lambda: "ended with -9" in get(port, "/readyz")[1] or len(pids(shop)) == 3,
-                   deadline=90, what="the death is seen")  # fmt: skip
-        wait_until(lambda: restarts(get(port, "/metrics")[1]) == 1, deadline=90, what="counted")
-        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=90, what="ready again")
+                   deadline=180, what="the death is seen")  # fmt: skip
+        wait_until(lambda: restarts(get(port, "/metrics")[1]) == 1, deadline=180, what="counted")
+        wait_until(lambda: get(port, "/readyz")[0] == 200, deadline=180, what="ready again")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(150) == 0
     assert "ended with -9, started again" in log_of(shop)
     for pid in pids(shop):
         assert not alive(pid)
@@ -178,9 +179,9 @@ def test_workers_whose_parent_is_killed_end_by_themselves(shop: Path) -> None:
     """Nothing runs on unsupervised: they finish what is in hand and leave."""
     with consuming(shop, "--workers", "2") as process:
         publish(shop, "x")
-        wait_until(lambda: handled(shop) == ["x"], deadline=90, what="it works")
+        wait_until(lambda: handled(shop) == ["x"], deadline=180, what="it works")
         process.kill()
-        wait_until(lambda: not any(alive(pid) for pid in pids(shop)), deadline=90, what="all gone")
+        wait_until(lambda: not any(alive(pid) for pid in pids(shop)), deadline=180, what="all gone")
     assert lag(shop) == 0
 
 
@@ -189,9 +190,9 @@ def test_the_first_signal_drains_and_the_second_ends_at_once(shop: Path, workers
     """A handler that hangs is waited for until somebody insists; its message is not lost."""
     publish(shop, "hang")
     with consuming(shop, "--workers", str(workers)) as process:
-        wait_until(lambda: list(shop.glob("began-hang-*")), deadline=90, what="it hangs")
+        wait_until(lambda: list(shop.glob("began-hang-*")), deadline=180, what="it hangs")
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "finishing what is in hand" in log_of(shop), deadline=90, what="drain")
+        wait_until(lambda: "finishing what is in hand" in log_of(shop), deadline=180, what="drain")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         process.wait(100)  # far below the 200 s of the drain
@@ -199,18 +200,34 @@ def test_the_first_signal_drains_and_the_second_ends_at_once(shop: Path, workers
     assert handled(shop) == []
     (shop / "go").touch()
     with consuming(shop, "--workers", str(workers)) as process:
-        wait_until(lambda: lag(shop) == 0, deadline=90, what="the next one handles it")
+        wait_until(lambda: lag(shop) == 0, deadline=180, what="the next one handles it")
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(150) == 0
     assert handled(shop) == ["hang"]
 
 
 def test_a_wrong_address_is_one_clear_sentence(shop: Path) -> None:
     """It shows before anything is consumed."""
     with consuming(shop, "--workers", "2", "--http", "nowhere") as process:
-        assert process.wait(60) == 2
+        assert process.wait(150) == 2
     assert "write host:port" in log_of(shop)
     assert "Traceback" not in log_of(shop)
+
+
+def test_a_worker_that_cannot_even_be_started_is_tried_again_and_shown(tmp_path: Path) -> None:
+    """The supervisor does not lose sight of it."""
+    stopping = threading.Event()
+    worker = Worker(0, [str(tmp_path / "nowhere")], stopping)
+    keeper = threading.Thread(target=worker.keep)
+    keeper.start()
+    try:
+        until(lambda: worker.restarts >= 2, "tried again")
+        assert not worker.is_up
+        assert "could not be started" in worker.report(60).why_ready
+        assert not worker.report(60).ready
+    finally:
+        stopping.set()
+        keeper.join(60)
 
 
 # -- the verdicts themselves -------------------------------------------------------------
