@@ -83,7 +83,7 @@ class Books:
         work.known = True
 
     def crashed(self, work: Work) -> None:
-        """Count that *work* ended its process."""
+        """Count that *work* by itself has ended the process."""
         with translated():
             self.ledger.crashed(*work.identity)
         work.known = True

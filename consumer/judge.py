@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
-from holdfast.consumer.unrun import HandlerNotRun, require_ran
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
@@ -62,13 +61,10 @@ class Judge:
                 return self._failed(work, error)
             if isinstance(result, Later):
                 return self._later(work, result)
-            require_ran(result)
             duplicate = work.call is not None and work.call.duplicate
             return self.done(work, duplicate=duplicate)
         except DependencyDown as outage:
             return self.down(work, outage)
-        except HandlerNotRun as unrun:
-            return self._failed(work, unrun)
         finally:
             if work.call is not None:
                 work.call.error = None  # or they would keep each other alive
@@ -108,16 +104,20 @@ class Judge:
         return verdict
 
     def ends_process(self, work: Work, error: BaseException) -> bool:
-        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so."""
+        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so.
+
+        Signals reach the main thread, never a handler: this is the handler's own doing, and it
+        would do so after each restart. So it counts as a crash, and enough of them are poison.
+        """
         if isinstance(error, Exception | asyncio.CancelledError):
             return False
         log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
                      "acknowledged", work.message.id, error)  # fmt: skip
-        if self._books is not None and not isinstance(error, KeyboardInterrupt):
+        if self._books is not None:
             try:
                 self._books.crashed(work)
             except DependencyDown as outage:
-                log.warning("that is not counted as a crash of it: %s", outage)
+                log.error("that crash is not counted: %s", outage)  # noqa: TRY400
         self._clean(work)
         self._stop(error)
         return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.caps import Pause
 from holdfast.dlq.metrics import METRICS
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
+from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +62,7 @@ class Runtime:
         self._source: Source | None = None
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
+        self._foreign: set[str] = set()
         self._drained = False
         self.stopping = threading.Event()
         self.hurry = threading.Event()
@@ -170,10 +172,21 @@ class Runtime:
     def _take(self, batch: list[Delivery]) -> None:
         works, skipped = self._intake.sorted_out(batch, self.source)
         if skipped:
+            self._passed_over(skipped)
             self._lanes.put_back_settled(skipped)
         if works:
             self._lanes.reserve(works)
             self._admit(works)
+
+    def _passed_over(self, skipped: list[Delivery]) -> None:
+        """Say once for each topic that messages are acknowledged without being handled here."""
+        for delivery in skipped:
+            topic = delivery.lane.topic
+            if topic not in self._foreign:
+                self._foreign.add(topic)
+                log.warning("message %s of %s, and others from now on, are replays for group %s "
+                            "alone: %s passes them over", delivery.message.id, topic,
+                            delivery.message.headers.text(REPLAY_HEADER), self._group)  # fmt: skip
 
     # -- pauses, leases, hangs -----------------------------------------------------------
 

@@ -10,7 +10,6 @@ from holdfast.classification import classify
 from holdfast.consumer.books import translated
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.transaction import before_commit
-from holdfast.consumer.unrun import require_ran
 from holdfast.consumer.work import Work, current_work
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.layer import Call
@@ -57,7 +56,7 @@ class Single:
                 return Outcome(Ending.HELD_BACK)
             call = self._prepared(work)
             context.run(_enter, work)
-            require_ran(context.run(self._route.plan.run, call))
+            context.run(self._route.plan.run, call)
         except Exception as error:  # noqa: BLE001 - the outcome carries it
             return self._given_back(work, error)
         return _done(work, call)

@@ -27,7 +27,7 @@ from holdfast.cli.dlq.options import (
     seconds,
     share,
 )
-from holdfast.cli.dlq.sending import opened_vault, outlet, send
+from holdfast.cli.dlq.sending import opened_vault, outlet, require_some, require_target, send
 from holdfast.cli.dlq.shown import age
 from holdfast.cli.options import Actor, Config, Json, Yes
 from holdfast.dlq.replay.dry_run import DryRun, dry_run
@@ -152,8 +152,11 @@ def replay(
             raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
         who = warrant(actor, reason)
         with engine.connect() as db:
-            count = len(survey(db, selection, terms).letters)
+            manifest = survey(db, selection, terms)
+        count = len(manifest.letters)
+        require_some(manifest)
         with outlet(engine, broker, master_key_file) as through:
+            require_target(through, terms, manifest)
             confirm(count, f"Replay {count:,} messages", yes=yes)
             plan = freeze(engine, selection, terms, who).plan
             if plan.waits_for_approval:
