@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from holdfast.classification import classify
 from holdfast.consumer.performer import enter_context
 from holdfast.consumer.transaction import outage_of
-from holdfast.consumer.unrun import require_ran
 from holdfast.consumer.work import Apart, Released, Verdict, Wait, Work
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency import Batch, Outcome
@@ -62,6 +61,9 @@ class BatchPerformer:
         except Exception as error:  # noqa: BLE001 - nothing was committed
             return self._forfeited(works, outage_of(error))
         except BaseException as error:  # noqa: BLE001
+            if route.batch.batches.whole and len(works) > 1:
+                # Whose fault it was shows when each runs by itself; nothing was committed.
+                return [(work, Apart(single=True)) for work in works]
             ends = self._judge.ends_process(run.current or works[0], error)
             return [(work, Released() if ends else Apart(single=True)) for work in works]
         self._metrics.batch.labels(route.topic).observe(len(ready))
@@ -187,7 +189,7 @@ class BatchRun:
     def _run(self, context: contextvars.Context, call: Call) -> None:
         inner = self._plan.inner
         if not inner.is_async:
-            require_ran(context.run(inner.run, call))
+            context.run(inner.run, call)
             return
         error = self._wait_for(_caught(context, inner.run_async, call))
         if error is not None:

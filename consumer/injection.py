@@ -56,7 +56,7 @@ class Injection(Layer):
             case "session":
                 return call.session
             case "message":
-                return call.message
+                return None if call.message is None else call.message.unmarked()
             case "outbox":
                 return self._outbox
             case _:

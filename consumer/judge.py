@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
-from holdfast.consumer.unrun import HandlerNotRun, require_ran
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.consumer.books import Books
+    from holdfast.consumer.delays import Delays
     from holdfast.consumer.metrics import ConsumerMetrics
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
@@ -36,6 +36,7 @@ class Judge:
     def __init__(
         self,
         books: Books | None,
+        delays: Delays,
         *,
         settings: Settings,
         tally: Tally,
@@ -43,6 +44,7 @@ class Judge:
         stop: Callable[[BaseException], None],
     ) -> None:
         self._books = books
+        self._delays = delays
         self._settings = settings
         self._tally = tally
         self._metrics = metrics
@@ -59,13 +61,10 @@ class Judge:
                 return self._failed(work, error)
             if isinstance(result, Later):
                 return self._later(work, result)
-            require_ran(result)
             duplicate = work.call is not None and work.call.duplicate
             return self.done(work, duplicate=duplicate)
         except DependencyDown as outage:
             return self.down(work, outage)
-        except HandlerNotRun as unrun:
-            return self._failed(work, unrun)
         finally:
             if work.call is not None:
                 work.call.error = None  # or they would keep each other alive
@@ -82,7 +81,7 @@ class Judge:
         self._tally.add(outcome)
         self._metrics.count(work.route.topic, outcome)
         self._clean(work)
-        holds = dead and self._settings.quarantine and work.message.key is not None
+        holds = dead and self._settings.quarantine and work.key is not None
         return Settled(holds=holds and self._books is not None and self._settings.parks)
 
     def _later(self, work: Work, later: Later) -> Verdict:
@@ -96,24 +95,29 @@ class Judge:
         else:
             self._tally.add("failed")
             self._blame(work, error or RuntimeError("the result was refused"))
-        if not self._parks(work, later.delay) or self._books is None:
+        verdict = self._put_off(work, later.delay, error)
+        if verdict is None:
             work.later = later
             return Wait(later.delay)
-        self._books.postpone(work, later.delay, error)
         self._abandon(work, later)
-        return self._parked(work)
+        self._clean(work)
+        return verdict
 
     def ends_process(self, work: Work, error: BaseException) -> bool:
-        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so."""
+        """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so.
+
+        Signals reach the main thread, never a handler: this is the handler's own doing, and it
+        would do so after each restart. So it counts as a crash, and enough of them are poison.
+        """
         if isinstance(error, Exception | asyncio.CancelledError):
             return False
         log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
                      "acknowledged", work.message.id, error)  # fmt: skip
-        if self._books is not None and not isinstance(error, KeyboardInterrupt):
+        if self._books is not None:
             try:
                 self._books.crashed(work)
             except DependencyDown as outage:
-                log.warning("that is not counted as a crash of it: %s", outage)
+                log.error("that crash is not counted: %s", outage)  # noqa: TRY400
         self._clean(work)
         self._stop(error)
         return True
@@ -143,10 +147,7 @@ class Judge:
         self._blame(work, error)
         self._clean(work)
         delay = self._settings.backoff.delay(work.attempt - 1) or self._settings.backoff.ceiling
-        if not self._parks(work, delay) or self._books is None:
-            return Wait(delay)
-        self._books.postpone(work, delay, error)
-        return self._parked(work)
+        return self._put_off(work, delay, error) or Wait(delay)
 
     def _blame(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt, unless the message belongs to somebody else by now."""
@@ -186,20 +187,26 @@ class Judge:
         delay = self._settings.backoff.delay(min(outages, 8)) or 1.0 if asked is None else asked
         return Wait(min(delay, self._settings.patience))
 
-    def _parked(self, work: Work) -> Verdict:
+    def _put_off(self, work: Work, delay: float, error: BaseException | None) -> Verdict | None:
+        """Have so long a wait spent in the database or on the broker; None: in memory."""
+        if not self._parks(work, delay):
+            return None
+        if self._books is None:
+            verdict = self._delays.postpone(work, delay)
+            if verdict is not None:
+                self._tally.add("delayed")
+            return verdict
+        self._books.postpone(work, delay, error)
         self._tally.add("parked")
-        self._clean(work)
         return Settled(holds=True)
 
     def _parks(self, work: Work, delay: float) -> bool:
-        """Whether so long a wait is spent in the database."""
-        if self._books is None or not self._settings.parks:
-            return False
+        """Whether a wait is too long for memory."""
         # A parked replay would queue behind newer messages of its key, and be overtaken by the
         # replays that follow it.
-        if work.message.is_replay:
+        if work.message.is_replay or work.dropped:
             return False
-        return delay > self._settings.patience and not work.dropped
+        return self._settings.parks and delay > self._settings.patience
 
     def _abandon(self, work: Work, later: Later) -> None:
         """End the run of *work* in good order: its layers hear that it was put off."""

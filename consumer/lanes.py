@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.key_lane import KeyLane, State
 from holdfast.consumer.pools import Pools, Turn
-from holdfast.consumer.tray import Tray
-from holdfast.consumer.work import Apart, LaneKey, Settled, Verdict, Wait, Work
+from holdfast.consumer.tray import Returned, Tray
+from holdfast.consumer.work import Apart, Delayed, LaneKey, Settled, Verdict, Wait, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -160,6 +160,25 @@ class Lanes:
         with self._lock:
             self._tray.put_back(deliveries)
 
+    def take_returned(self) -> list[Returned]:
+        """Return what the broker is to hand out again later, each once."""
+        with self._lock:
+            return self._tray.take_returned()
+
+    def put_back_returned(self, returned: list[Returned]) -> None:
+        """Keep *returned* for the next try: the broker did not take them."""
+        with self._lock:
+            self._tray.put_back_returned(returned)
+
+    def waiting_lanes(self) -> set[Lane]:
+        """Return the partitions of tiers of which a message in hand is not due yet."""
+        now = self._clock.monotonic()
+        return {
+            work.delivery.lane
+            for work in self.in_hand()
+            if work.not_before > now and work.delivery is not None
+        }
+
     def freeze(self, lanes: Collection[Lane]) -> None:
         """Forget what of *lanes* does not run; what runs may finish and be settled."""
         with self._lock:
@@ -232,6 +251,8 @@ class Lanes:
         work = lane.queue[0]
         if self._stopped or not work.admitted:
             lane.state = State.PENDING
+        elif work.not_before > self._clock.monotonic():
+            self._wait(lane, work.not_before - self._clock.monotonic())
         elif work.suspect and not lane.holds:
             lane.state = State.SUSPECT
             self._suspects.append(lane)
@@ -305,7 +326,9 @@ class Lanes:
             if isinstance(verdict, Apart):
                 work.single = work.single or verdict.single
                 return None
-        if isinstance(verdict, Settled) and not work.dropped:
+        if isinstance(verdict, Delayed) and not work.dropped:
+            self._return(lane, work, verdict.delay)
+        elif isinstance(verdict, Settled) and not work.dropped:
             lane.holds = lane.holds or verdict.holds
             if work.delivery is not None:
                 self._tray.settle(work.delivery)
@@ -316,6 +339,20 @@ class Lanes:
         with suppress(ValueError):
             lane.queue.remove(work)
         return None
+
+    def _return(self, lane: KeyLane, work: Work, delay: float) -> None:
+        """Give *work* back to the broker for *delay*, and what stands behind it with it."""
+        for one in [work, *(other for other in lane.queue if other is not work)]:
+            if one.delivery is not None:
+                mine = one is work
+                self._tray.give_back(one.delivery, blame=mine, delay=delay if mine else None)
+        self._dropped_all(lane, work)
+
+    def _dropped_all(self, lane: KeyLane, but: Work) -> None:
+        for one in [other for other in lane.queue if other is not but]:
+            one.dropped = True
+            lane.queue.remove(one)
+            self._dropped(one)
 
     def _wait(self, lane: KeyLane, delay: float) -> None:
         lane.state = State.WAITING

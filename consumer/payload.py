@@ -43,4 +43,4 @@ class Payload(Layer):
                 f"message {message.id} has no correlation id: send one, or use strict=False"
             )
         newest = upcast.default.apply(message)
-        call.args = (newest if self._takes_message else self._decode(newest.payload),)
+        call.args = (newest.unmarked() if self._takes_message else self._decode(newest.payload),)

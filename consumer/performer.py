@@ -28,14 +28,14 @@ log = logging.getLogger("holdfast.consumer")
 
 
 class ProcessKilled(Exception):
-    """A message was alone in hand each time that its process died."""
+    """A message was alone in hand each time that its process died, or its handler ended it."""
 
     __holdfast_remedy__ = Remedy.DEAD_LETTER
 
     def __init__(self, crashes: int) -> None:
         super().__init__(
             f"the process died {crashes} times while it handled this message and nothing else: "
-            "out of memory, a crash in native code, or a kill"
+            "out of memory, a crash in native code, a kill, or a handler that raises SystemExit"
         )
 
 
@@ -88,7 +88,7 @@ class Performer:
             self._bury(work, ProcessKilled(work.crashes))
             self._tally.add("crashed")
             self._metrics.count(work.route.topic, "crashed")
-            return Settled(holds=work.message.key is not None and self._settings.parks)
+            return Settled(holds=work.key is not None and self._settings.parks)
         if work.suspect:
             books.alone(work, self._owner)
         return None

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.circuit import Breaker, Circuit
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
+from holdfast.consumer.fitness import Returned, check_memory, handler_of, name_of
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
-from holdfast.consumer.unrun import require_runnable
 from holdfast.consumer.witness import Witness
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.layer import Idempotent
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
-from holdfast.plan import Handler, Plan
+from holdfast.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +43,8 @@ class Route:
     breakers: tuple[Breaker, ...] = ()
     """The circuits that gate it, its dead-letter limit included."""
     limit: Breaker | None = field(default=None)
+    ordered: bool = True
+    """Whether the messages of a key must be handled in order."""
     batch: BatchPlan | None = None
     """How its messages share transactions; None: each has its own."""
 
@@ -75,14 +75,17 @@ class Routing:
         self._witness = Witness(clock)
 
     def route(
-        self, topic: str, function: Callable[..., Any], batches: Batches | None = None
+        self,
+        topic: str,
+        function: Callable[..., Any],
+        batches: Batches | None = None,
+        *,
+        ordered: bool = True,
     ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
-        handler = function if isinstance(function, Handler) else Handler((), function)
+        handler = handler_of(function)
         bare = handler.plan.function
         name = name_of(bare)
-        require_runnable(bare, name)
-        self._require_database(handler.plan)
         whole = batches is not None and batches.whole
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
@@ -110,15 +113,8 @@ class Routing:
             breakers=breakers if limit is None else (*breakers, limit),
             limit=limit,
             batch=batch,
+            ordered=ordered,
         )
-
-    def _require_database(self, plan: Plan) -> None:
-        if self._engine is None and any(isinstance(layer, Idempotent) for layer in plan.layers):
-            raise ConfigurationError(
-                f"@idempotent on {plan.name}() remembers messages in the handler's transaction: "
-                "give the consumer a database, Consumer(…, database=…), or use "
-                "@idempotent(store=RedisInbox(…))"
-            )
 
     def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
         bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
@@ -132,8 +128,11 @@ class Routing:
                 f"{plan.name}() asks for a session: give the consumer a database, "
                 "Consumer(…, database=…)"
             )
+        else:
+            check_memory(plan)
         if wanted:
             layers.append(Injection(wanted, outbox=self._outbox))
+        layers.append(Returned(plan.name))
         return layers
 
     def _at_home(self, layer: Layer) -> Layer:
@@ -174,11 +173,3 @@ class Routing:
         if policy is None:
             return None
         return Breaker(f"dead letters of {topic}", policy, clock=self._clock)
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named: Any = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"

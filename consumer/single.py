@@ -10,7 +10,6 @@ from holdfast.classification import classify
 from holdfast.consumer.books import translated
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.transaction import before_commit
-from holdfast.consumer.unrun import require_ran
 from holdfast.consumer.work import Work, current_work
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.layer import Call
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 class KeyHeld(DependencyDown):
     """An earlier message of its key is a dead letter, or waits for a retry: this one waits, too."""
 
-    def __init__(self, message: Message, topic: str) -> None:
+    def __init__(self, message_id: str, key: str | None, topic: str) -> None:
         super().__init__(
-            f"message {message.id} must not overtake its key {message.key_text!r} of {topic}: "
-            "close the dead letter that holds it, or use  holdfast keys release"
+            f"message {message_id} must not overtake its key {key!r} of {topic}: close the "
+            "dead letter that holds it, or use  holdfast keys release"
         )
 
 
@@ -57,7 +56,7 @@ class Single:
                 return Outcome(Ending.HELD_BACK)
             call = self._prepared(work)
             context.run(_enter, work)
-            require_ran(context.run(self._route.plan.run, call))
+            context.run(self._route.plan.run, call)
         except Exception as error:  # noqa: BLE001 - the outcome carries it
             return self._given_back(work, error)
         return _done(work, call)
@@ -93,7 +92,7 @@ class Single:
             if not message.is_replay and not books.is_free(work):
                 if books.run(lambda db: books.is_dead(db, work)):
                     raise _DeadAlready
-                raise KeyHeld(message, self._route.topic)
+                raise KeyHeld(message.id, message.key_text, self._route.topic)
             before_commit(call, lambda db: _settle(db, books, work))
         return call
 

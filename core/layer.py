@@ -33,6 +33,7 @@ class Stage(IntEnum):
     TRANSACTION = 100
     DEDUP = 110
     INJECT = 120
+    RETURN = 130
 
 
 REPEATABLE = frozenset({Stage.ATTEMPT, Stage.BREAKER})

@@ -24,6 +24,14 @@ R = TypeVar("R")
 
 REPLAY_HEADER = "x-replay-group"
 """Names the one consumer group that a replayed message is meant for."""
+REPLAY_MARKS = (
+    REPLAY_HEADER,
+    "x-replay-plan",
+    "x-replay-dlq-id",
+    "x-replay-topic",
+    "x-replay-count",
+)
+"""What a replay writes onto the messages that it sends, and nobody onto any other."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,6 +50,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content_type: str | None = None
     schema: str | None = None
     traceparent: str | None = None
+    replayed: bool = False
+    """Whether it came by a replay and its marks were taken off; it is not sent along."""
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -73,7 +83,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
         While another message is being handled, the new one inherits its correlation and
         names it as its cause. Otherwise it starts a correlation of its own. It belongs to
-        the current OpenTelemetry span, or else to the trace of its cause.
+        the current OpenTelemetry span, or else to the trace of its cause. The marks of a
+        replay are left out of *headers*: they are about another message.
         """
         if payload is not None and not isinstance(payload, bytes):
             raise InvalidMessage(
@@ -83,6 +94,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise InvalidMessage(f"key is a {_kind(key)}: pass str or bytes, e.g. str(key)")
         own = ids()
         cause = _handling.get()
+        carried = headers if isinstance(headers, Headers) else Headers(headers)
+        if carried.pairs and REPLAY_HEADER in carried:
+            carried = carried.without(REPLAY_MARKS)
         return cls(
             id=own,
             topic=topic,
@@ -90,7 +104,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             key=_encoded(key) if isinstance(key, str) else key,
             type=type,
             source=source,
-            headers=headers if isinstance(headers, Headers) else Headers(headers),
+            headers=carried,
             time=now() if time is None else time,
             correlation_id=own if cause is None else cause.correlation_id or cause.id,
             causation_id=None if cause is None else cause.id,
@@ -112,7 +126,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_replay(self) -> bool:
         """Whether an operator's replay sent this message again."""
-        return REPLAY_HEADER in self.headers
+        return self.replayed or REPLAY_HEADER in self.headers
+
+    def unmarked(self) -> Self:
+        """Return it without the marks of its replay, which no message made from it may carry.
+
+        Another group would let such a message pass, as one that is not meant for it.
+        """
+        if not self.headers.pairs or REPLAY_HEADER not in self.headers:
+            return self
+        return self.with_(headers=self.headers.without(REPLAY_MARKS), replayed=True)
 
     def with_(self, **changes: Any) -> Self:
         """Return a copy with *changes*."""
@@ -125,14 +148,14 @@ _handling: contextvars.ContextVar[Message | None] = contextvars.ContextVar(
 
 
 def current_message() -> Message | None:
-    """Return the message being handled here, or None."""
+    """Return the message being handled here, or None; one that was replayed, without its marks."""
     return _handling.get()
 
 
 @contextmanager
 def handling(message: Message) -> Iterator[Message]:
     """Make *message* the cause of every message created inside, in this thread or task."""
-    token = _handling.set(message)
+    token = _handling.set(message.unmarked())
     try:
         yield message
     finally:
@@ -141,7 +164,7 @@ def handling(message: Message) -> Iterator[Message]:
 
 def begin_handling(message: Message) -> None:
     """Make *message* the cause of what follows, in a context that serves this message alone."""
-    _handling.set(message)
+    _handling.set(message.unmarked())
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:

@@ -41,6 +41,14 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     if engine.dialect.name != "sqlite":
         engine = engine.execution_options(isolation_level="REPEATABLE READ")
     with engine.connect() as db:
+        if db.dialect.name == "postgresql":
+            # The planner cannot know how few groups there are, and would sort a million changes.
+            db.execute(
+                select(
+                    func.set_config("work_mem", "64MB", True),
+                    func.set_config("jit", "off", True),
+                )
+            )
         yield db
 
 

@@ -59,8 +59,13 @@ def merged(
     if reopened:
         values |= {"state": PENDING, "stored_at": now}
         values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
-    if row["last_failed_at"] >= stored["last_failed_at"]:
-        values |= _latest(stored, letter, row)
+    known = read_envelope(stored["envelope"])
+    known = msgspec.structs.replace(known, timeouts=known.timeouts + letter.history.timeouts)
+    # What was collected late, or has an envelope of a newer version on top, changes no more.
+    if row["last_failed_at"] >= stored["last_failed_at"] and known.newer is None:
+        known = msgspec.structs.replace(known, culprit=letter.culprit, failure=letter.failure)
+        values |= {name: row[name] for name in _FAILURE}
+    values["envelope"] = document(known)
     return values, _changes(stored, {**stored, **values}, now, reopened=reopened)
 
 
@@ -70,15 +75,6 @@ def _is_past(fresh: Sequence[Occurrence], closed_at: float | None) -> bool:
     In doubt, for hosts have clocks of their own, it failed after that and is shown again.
     """
     return closed_at is not None and max(one.at for one in fresh) < closed_at - _MOST_SKEW
-
-
-def _latest(stored: Row, letter: DeadLetter, row: dict[str, Any]) -> dict[str, Any]:
-    """Return what shows the failure in *row*; an envelope of a newer version stays as it is."""
-    known = read_envelope(stored["envelope"])
-    if known.newer is not None:
-        return {}
-    latest = msgspec.structs.replace(known, culprit=letter.culprit, failure=letter.failure)
-    return {"envelope": document(latest), **{name: row[name] for name in _FAILURE}}
 
 
 def _changes(before: Row, after: Row, now: float, *, reopened: bool) -> list[dict[str, Any]]:

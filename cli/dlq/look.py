@@ -64,6 +64,7 @@ def stats_(
     say(f"pending {found.pending:,}   oldest {age(found.oldest_seconds)}   parked {found.parked:,}")
     say(f"in  24 h {sum(found.inflow):>8,}  {sparkline(found.inflow)}")
     say(f"out 24 h {sum(found.outflow):>8,}  {sparkline(found.outflow)}  {word} by {abs(flow):,}")
+    say(_pace(found.inflow))
     states = ", ".join(
         f"{count} {state}" for state, count in found.groups_by_state.items() if count
     )
@@ -187,6 +188,15 @@ def list_(
     )  # fmt: skip
 
 
+def _pace(inflow: tuple[int, ...]) -> str:
+    """Return how this hour and the last compare with the rest of the day."""
+    now, usual = sum(inflow[-2:]) / 2, sum(inflow[:-2]) / (len(inflow) - 2)
+    told = f"this hour and the last: {now:.1f} an hour, before that {usual:.1f}"
+    if now > _CRITICAL * usual:
+        return f"{told}: a storm" if now >= _FEW else told
+    return f"{told}: more than usual" if now > _MORE * usual and now >= _FEW else told
+
+
 def _say_nothing(database: str, **filters: object) -> None:
     """Say that nothing matches; a mistyped filter must not look like peace."""
     given = ", ".join(f"--{name} {value}" for name, value in filters.items() if value)
@@ -208,6 +218,8 @@ def _plain(row: Any) -> dict[str, Any]:
     return {**row, "message_key": None if row["message_key"] is None else _key(row)}
 
 
+_MORE, _CRITICAL = 2, 5  # times the usual inflow
+_FEW = 5  # an hour: fewer are no storm whatever the usual is
 _STATES = ("pending", "confirmed", "discarded", "parked", "any")
 _FIELDS = (
     "dlq_id", "group_id", "state", "message_id", "topic", "message_key", "lane", "position",

@@ -167,6 +167,12 @@ def _show_group(group: Group) -> None:
         say(f"  owner {group.owner}")
     if group.note:
         say(f"  note: {group.note}")
+    if group.state == "muted":
+        say(f"  muted until {when(group.muted_until)}")
+    if group.pending:
+        name = group.group_id[:8]
+        say(f"  next: holdfast dlq simulate {name} --handler MODULE:FUNCTION, then  holdfast dlq "
+            f"replay {name} --dry-run")  # fmt: skip
     say("")
 
 
@@ -174,9 +180,11 @@ def _show_letter(letter: DeadLetter, row: Any) -> None:
     source, made = letter.coordinates, letter.message
     key = "no key" if made.key is None else f"key {made.key_text}"
     say(f"dead letter {letter.dlq_id}  {row['state']}  message {made.id} ({made.type})")
-    say(f"  {made.topic}/{source.lane} at {source.position}, {key}; event {made.time.isoformat()}")
+    place = "" if source.position is None else f"/{source.lane} at {source.position}"
+    say(f"  {made.topic}{place}, {key}; event {made.time.isoformat()}")
     say(f"  failed {row['occurrences']} times, {when(row['first_failed_at'])} to "
-        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, replayed "
+        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, timeouts "
+        f"{letter.history.timeouts}, replayed "
         f"{row['replay_count']} times")  # fmt: skip
     if made.correlation_id:
         say(f"  correlation {made.correlation_id}  trace {made.traceparent or '–'}")

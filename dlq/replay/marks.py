@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from holdfast.headers import Headers
-from holdfast.message import REPLAY_HEADER
+from holdfast.message import REPLAY_HEADER, REPLAY_MARKS
 
 if TYPE_CHECKING:
     from holdfast.headers import Pair
@@ -21,7 +21,7 @@ REPLAY_TOPIC: Final = "x-replay-topic"
 REPLAY_COUNT: Final = "x-replay-count"
 """How many times it has been replayed, this time included."""
 
-NAMES: Final = (REPLAY_GROUP, REPLAY_PLAN, REPLAY_DLQ_ID, REPLAY_TOPIC, REPLAY_COUNT)
+NAMES: Final = REPLAY_MARKS
 _NAMES = frozenset(NAMES)
 
 

@@ -19,7 +19,7 @@ from holdfast.consumer import Attempt, Consumer, Ending, Order
 from holdfast.dlq import close, dead_letter
 from holdfast.dlq.replay.marks import Marks, replay_topic
 from holdfast.idempotency import InProgress, idempotent
-from holdfast.outbox import Outbox
+from holdfast.outbox import LeaseEngine, Outbox, Relay
 from holdfast.outbox import create_tables as create_outbox
 from holdfast.retry import Backoff, retry, timeout
 from tests.consuming import Bench, effects, running, until
@@ -494,7 +494,7 @@ def test_a_handler_cannot_end_the_transaction_itself(bench: Bench, verb: str) ->
 
 
 def test_a_handler_that_ends_the_process_is_not_acknowledged(bench: Bench) -> None:
-    """SystemExit stops the consumer cleanly: others finish, this message stays, as a crash."""
+    """SystemExit stops the consumer cleanly: others finish, this message stays, and is blamed."""
     consumer = bench.consumer()
 
     @consumer.on("orders")
@@ -509,6 +509,35 @@ def test_a_handler_that_ends_the_process_is_not_acknowledged(bench: Bench) -> No
     assert bench.lag == 1
     assert [(row.failed, row.crashed) for row in bench.attempts] == [(0, 1)]
     assert bench.marks == []
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_message_whose_handler_ends_the_process_each_time_is_dead_lettered(
+    bench: Bench, ending: type[BaseException]
+) -> None:
+    """After `crash_limit` starts it is put aside, and the group goes on."""
+    bench.publish("exit", key="e")
+    bench.publish("good", key="f")
+    ended = 0
+    while not bench.letters and ended < 10:
+        consumer = bench.consumer(crash_limit=3)
+
+        @consumer.on("orders")
+        @dead_letter()
+        @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+        @idempotent
+        def handle(order: str, session: Session) -> None:
+            if order == "exit":
+                raise ending
+            bench.note(session, order)
+
+        try:
+            consumer.run(until_idle=True)
+        except ending:
+            ended += 1
+    assert ended == 3
+    assert [row.stage for row in bench.letters] == ["crash"]
+    assert (bench.effects, bench.lag) == (["good"], 0)
 
 
 def test_a_hanging_handler_is_reported_and_blocks_only_its_key(
@@ -762,3 +791,43 @@ def test_nonsense_is_refused_with_the_fix(bench: Bench) -> None:
     with pytest.raises(ConfigurationError, match="lacks holdfast_held: run  holdfast db upgrade"):
         consumer.run()
     assert "decode str" in consumer.explain()
+
+
+def test_what_a_handler_sends_on_during_a_replay_is_for_everybody(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The marks of the replay stay behind, in whatever way the headers are passed on."""
+    create_outbox(bench.engine)
+    bench.broker.create_topic("invoices")
+    consumer, seen, sink = bench.consumer(), [], bench.broker.sink()
+
+    @consumer.on("orders")
+    def handle(order: str, session: Session, message: Message, outbox: Outbox) -> None:
+        seen.append((message.is_replay, message.headers.text("tenant")))
+        current = current_message()
+        assert current is not None
+        outbox.add(session, "staged", topic="invoices", key="k", headers=message.headers)
+        made = Message.new("invoices", b"made", headers=current.headers)
+        assert not [
+            result.error
+            for result in sink.publish([made, message.with_(topic="invoices", payload=b"sent")])
+            if result.error
+        ]
+
+    marks = Marks(group="g", plan="p", dlq_id="d", topic="orders")
+    order = Message.new(replay_topic("orders", "g"), b"x", key="k", headers={"tenant": "acme"})
+    bench.send(order.with_(headers=marks.stamped(order.headers)))
+    shipping = Consumer(bench.broker, group="shipping", database=bench.engine)
+
+    @shipping.on("invoices")
+    def ship(invoice: str, session: Session, message: Message) -> None:
+        bench.note(session, f"{invoice} {message.headers.text('tenant')} {message.is_replay}")
+
+    with running(consumer):
+        until(lambda: len(seen) == 1 and consumer.tally.handled == 1, "the replay was handled")
+    Relay(LeaseEngine(bench.engine, sink)).run_once()
+    with running(shipping):
+        until(lambda: shipping.tally.handled + shipping.tally.skipped == 3, "all three came")
+    assert sorted(bench.effects) == ["made acme False", "sent acme False", "staged acme False"]
+    assert seen == [(True, "acme")]
+    assert "passes them over" not in caplog.text

@@ -167,6 +167,18 @@ def test_a_letter_that_fails_alike_is_seen_again(small: Engine) -> None:
     assert sum(found.pending for found in one) == 1
 
 
+def test_timeouts_are_counted_over_all_failures(engine: Engine) -> None:
+    """Whether it is slow or wrong is another question than what failed last."""
+    home, first = StoreHome(engine), letter(error=failed(TimeoutError("gateway")))
+    home.put(first)
+    home.put(replayed(first, TimeoutError("gateway")))
+    home.put(replayed(first, ValueError("bad order")))
+    stored = home.get(first.dlq_id)
+    assert stored is not None
+    assert (stored.history.timeouts, stored.history.attempts) == (2, 3)
+    assert stored.failure.root.type == "ValueError"
+
+
 def test_a_failure_of_before_it_was_closed_does_not_open_a_letter_again(engine: Engine) -> None:
     """Collected late, it goes to the history; one of after that, or in doubt, opens it."""
     early, clock = VirtualClock(), VirtualClock()

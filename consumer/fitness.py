@@ -1,0 +1,127 @@
+"""Whether a function can serve as a handler: seen when it is registered, and when it returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, MethodType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.layer import Idempotent
+from holdfast.idempotency.leased import Leased
+from holdfast.layer import Call, Layer, Stage
+from holdfast.plan import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.plan import Plan
+
+_UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_PLAIN = frozenset({type(None), bool, int, str, bytes, dict, list, tuple})
+
+
+class Returned(Layer):
+    """Refuses a result that has not run yet: the message would count as handled by nothing.
+
+    A `def` around an `async def` returns a coroutine; so do most decorators that know only
+    `def`. What is refused here rolls the transaction back, and nothing is acknowledged.
+    """
+
+    stage: ClassVar[Stage] = Stage.RETURN
+    label: ClassVar[str] = "result"
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> str:
+        """Say what is refused."""
+        return "no coroutine, no generator"
+
+    def leave(self, call: Call) -> None:
+        """Look at what the handler returned."""
+        result = call.result
+        if type(result) in _PLAIN or not is_unrun(result):
+            return
+        if isinstance(result, CoroutineType | GeneratorType):
+            result.close()  # or Python would warn of it, once more and with less to say
+        call.result = None
+        raise ConfigurationError(
+            f"{self._name}() returned a {type(result).__name__}, which nobody runs: its body has "
+            "not begun. Make the handler an async def, and await in it what it calls; a decorator "
+            "between must know async def"
+        )
+
+
+def is_unrun(result: object) -> bool:
+    """Whether *result* is work that was made and not done."""
+    return isinstance(result, _UNRUN) or inspect.isawaitable(result)
+
+
+def handler_of(function: Any) -> Handler:
+    """Return *function* with its layers, once it is known to be fit; a method keeps its own."""
+    if isinstance(function, Handler):
+        _check(function.plan.function)
+        return function
+    inner = getattr(function, "__func__", None)
+    if isinstance(function, MethodType) and isinstance(inner, Handler):
+        plan = inner.plan
+        bound = MethodType(plan.function, function.__self__)
+        _check(bound)
+        return Handler(plan.layers, bound, clock=plan.clock)
+    _check(function)
+    return Handler((), function)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a dedup layer in a consumer without a database, where it has no memory."""
+    for layer in plan.layers:
+        if isinstance(layer, Idempotent) or (
+            isinstance(layer, Leased) and layer.settings.store is None
+        ):
+            raise ConfigurationError(
+                f"@idempotent on {plan.name}() has nowhere to remember: give the consumer a "
+                "database, Consumer(…, database=…), or keep leases in Redis, "
+                "@idempotent(store=RedisInbox(…))"
+            )
+
+
+def _check(function: Any) -> None:
+    """Refuse what cannot be a handler, and say what to write instead."""
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError(f"a handler is a function, not {function!r}")
+    name = name_of(function).rpartition("<locals>.")[2]
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{name}() is a generator: called, it returns before its body runs, and every message "
+            "would count as handled by nothing. Take the yield out of it"
+        )
+    _check_parameters(name, function)
+
+
+def _check_parameters(name: str, function: Callable[..., Any]) -> None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins have no signature
+        return
+    first = parameters[0] if parameters else None
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise ConfigurationError(
+            f"{name}() takes no payload: its first parameter is what the message carries, e.g. "
+            f"def {name.rpartition('.')[2]}(order: dict)"
+        )
+    for parameter in parameters[1:]:
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise ConfigurationError(
+                f"{name}() takes {parameter.name!r} by position only, but it is given by name: put "
+                "the / right after the payload"
+            )
