@@ -61,9 +61,10 @@ class Secrets:
         return self._vault.seal(payload, tuple(fresh), governance.subject or "")[0]
 
     def _is_forgotten(self, subject: str) -> bool:
-        query = select(subject_key.c.forgotten_at).where(subject_key.c.subject == cut(subject))
+        query = select(subject_key.c.wrapped).where(subject_key.c.subject == cut(subject))
         with self._engine.connect() as db:
-            return db.execute(query).scalar() is not None
+            row = db.execute(query).first()
+        return row is not None and row.wrapped is None
 
 
 def _values(payload: bytes | None, paths: tuple[str, ...]) -> dict[str, Any]:
