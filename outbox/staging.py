@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Sync = Session | Connection
     Async = AsyncSession | AsyncConnection
 
+_INSERT = insert(outbox)
 Statement = TypeVar("Statement", bound="UpdateBase")
 
 
@@ -136,27 +137,25 @@ class _Work:
 
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
-        require_transaction(session)
-        dialect = _dialect(session)
+        db = connection_of(session)
+        dialect = db.dialect.name
         rows = [values(message) for message in self.messages]
         if self.ordered:
-            _take_turns(session, dialect, rows)
+            _take_turns(db, dialect, rows)
         now = [row for row, event in zip(rows, self.events, strict=True) if event.delay is None]
         if now:
-            session.execute(insert(outbox), now)
+            db.execute(insert(outbox), now)
         if len(now) < len(rows):
-            clock = float(
-                session.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one()
-            )
+            clock = float(db.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one())
             later = [
                 {**row, "due": clock + event.delay}
                 for row, event in zip(rows, self.events, strict=True)
                 if event.delay is not None
             ]
-            session.execute(insert(delayed), later)
+            db.execute(insert(delayed), later)
 
 
-def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
+def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
     if dialect == "sqlite":
         return  # one writer at a time, from its first statement to its commit
     if dialect != "postgresql":
@@ -167,12 +166,7 @@ def _take_turns(session: Any, dialect: str, rows: list[dict[str, Any]]) -> None:
     lock = statements("holdfast.outbox", dialect)["key_lock"]
     keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
     for key in sorted(keys):  # sorted: two writers never wait for each other
-        session.execute(lock, {"key": key})
-
-
-def _dialect(session: Any) -> str:
-    bind = session.get_bind() if hasattr(session, "get_bind") else session
-    return str(bind.dialect.name)
+        db.execute(lock, {"key": key})
 
 
 async def _staged_async(session: Any, work: _Work) -> list[Message]:
@@ -202,14 +196,19 @@ def _event(body: object, topic: str, options: dict[str, Any]) -> Event:
     return Event(body=body, topic=topic, **options)
 
 
-def require_transaction(session: Any) -> None:
-    """Refuse what has no transaction for the event to live and die with."""
+def connection_of(session: Any) -> Connection:
+    """Return the connection of *session*; one without a transaction is refused.
+
+    The event must live and die with the caller's own rows.
+    """
     if not hasattr(session, "execute") or not hasattr(session, "in_transaction"):
         raise ConfigurationError(
             f"{type(session).__name__} has no transaction: pass the Session or Connection "
             "in which your own rows are written"
         )
-    connection = session.connection() if hasattr(session, "get_bind") else session
+    connection: Connection = session
+    if hasattr(session, "get_bind"):  # of several databases, the one that has the outbox
+        connection = session.connection(bind_arguments={"clause": _INSERT})
     level = connection.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(connection.dialect, "_on_connect_isolation_level", None)
@@ -218,6 +217,7 @@ def require_transaction(session: Any) -> None:
             "the connection is in AUTOCOMMIT: the event would be published whatever becomes of "
             "your transaction; use an engine or connection without isolation_level=AUTOCOMMIT"
         )
+    return connection
 
 
 def _type_of(event: Any) -> str:

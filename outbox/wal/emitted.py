@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import InvalidMessage
 from holdfast.outbox.rows import Row, values
-from holdfast.outbox.staging import Outbox, require_transaction
+from holdfast.outbox.staging import Outbox, connection_of
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.sql import statements
 
@@ -74,9 +74,9 @@ def row_of(content: bytes, number: int) -> Row:
 
 
 def _emit(session: Any, bodies: list[dict[str, Any]]) -> None:
-    require_transaction(session)
+    db = connection_of(session)
     if bodies:
-        session.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
+        db.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
 
 
 async def _emit_async(

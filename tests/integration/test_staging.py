@@ -16,7 +16,7 @@ from holdfast import ConfigurationError, InvalidMessage, Message, handling
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.rows import shard_of
-from holdfast.outbox.schema import SHARDS, outbox
+from holdfast.outbox.schema import SHARDS, delayed, outbox
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -266,3 +266,15 @@ def test_without_a_transaction_nothing_is_staged(engine: Engine) -> None:
     with engine.begin() as db, pytest.raises(ConfigurationError, match="colour"):
         Outbox().add(db, {}, topic="t", colour="red")
     assert staged(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_session_of_several_databases_stages_where_the_outbox_is(
+    engine: Engine, *, ordered: bool
+) -> None:
+    """Bound by table, as routing sessions are."""
+    with Session(binds={outbox: engine, delayed: engine}) as session, session.begin():
+        Outbox(ordered=ordered).add(session, {}, topic="t", key="k")
+        Outbox().add(session, {}, topic="t", key="k", delay=5)
+    assert staged(engine) == 1
