@@ -16,6 +16,7 @@ from holdfast.consumer.gates import Gates
 from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
+from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
 from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
@@ -68,7 +69,10 @@ class Assembly:
         gates = Gates(routes.values(), clock)
         self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
         self._gates = gates
-        judge = Judge(books, settings=settings, tally=tally, metrics=metrics, stop=self._fail)
+        judge = Judge(
+            books, settings=settings, tally=tally, metrics=metrics, stop=self._fail,
+            reporter=Reporter(broker),
+        )  # fmt: skip
         performer = Performer(
             self.lanes, books, judge, owner=owner, settings=settings, tally=tally,
             metrics=metrics, bury=self._bury,

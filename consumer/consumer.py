@@ -16,6 +16,7 @@ from holdfast.consumer.assembly import Assembly
 from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books, NotingHome, QuarantineHome
 from holdfast.consumer.metrics import ConsumerMetrics
+from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.route import Route, Routing
 from holdfast.consumer.settings import Settings
 from holdfast.consumer.single import Single
@@ -109,7 +110,7 @@ class Consumer:
         if topic not in self._routes:
             known = ", ".join(sorted(self._routes)) or "none"
             raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
-        return Single(self._routes[topic], self._books)
+        return Single(self._routes[topic], self._books, Reporter(self.broker))
 
     @property
     def engine(self) -> Engine | None:
