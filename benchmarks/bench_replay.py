@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bench_kafka import _confluent_produce, _python_produce
-from sqlalchemy import update
+from sqlalchemy import Text, Uuid, cast, func, insert, literal_column, select, true, update
 
 from figures import Figure, Goal, compare, rate
 from holdfast.brokers import connect
@@ -19,6 +19,7 @@ from holdfast.dlq.replay.outgoing import Reader
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.target import Target
+from holdfast.dlq.schema import message
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
 from holdfast.testing import wait_until
@@ -45,8 +46,8 @@ def figures() -> Iterator[Figure]:
         engine = open_database(postgres.database("bench_replay"))
         Migrations(engine).upgrade()
         for name, scheme, produce, count in (
-            ("kafka-python", "kafka", _python_produce, 10_000),
-            ("confluent", "kafka+confluent", _confluent_produce, 50_000),
+            ("kafka-python", "kafka", _python_produce, 6_000),
+            ("confluent", "kafka+confluent", _confluent_produce, 40_000),
         ):
             broker = connect(f"{scheme}://{kafka.address}")
             broker.create_topic("orders", partitions=4)
@@ -101,19 +102,29 @@ class _Kept:
 
 
 def _frozen(engine: Engine, group: str, count: int) -> Plan:
-    home = StoreHome(engine)
-    error = _raised()
-    for start in range(0, count, 1000):
-        letters = []
-        for number in range(start, start + 1000):
-            made = Message.new("orders", b"x" * 300, key=f"key-{number % 997}", type="OrderPlaced")
-            delivery = Delivery(
-                lane=Lane("orders", number % 997 % 4), position=number, key=made.key, body=b""
-            )
-            letters.append(
-                capture(made, error, group=group, handler="shop.bill", delivery=delivery)
-            )
-        home.put_all(letters)
+    """Return a plan of *count* letters: copies of one that was captured, each with its own key."""
+    made = Message.new("orders", b"x" * 300, key="key", type="OrderPlaced")
+    delivery = Delivery(lane=Lane("orders", 0), position=0, key=made.key, body=b"")
+    letter = capture(made, _raised(), group=group, handler="shop.bill", delivery=delivery)
+    StoreHome(engine).put(letter)
+    number = literal_column("n")
+    key = func.concat("key-", number % 997)
+    own = {
+        "dlq_id": cast(cast(func.md5(func.concat(group, number)), Uuid), Text),
+        "message_id": cast(cast(func.md5(func.concat("m", group, number)), Uuid), Text),
+        "message_key": func.convert_to(key, "UTF8"),
+        "key_hash": func.left(func.encode(func.sha256(func.convert_to(key, "UTF8")), "hex"), 32),
+        "lane": number % 997 % 4,
+        "position": cast(number, Text),
+    }
+    columns = [column for column in message.c if column.name != "seq"]
+    copies = (
+        select(*(own.get(column.name, column) for column in columns))
+        .select_from(message.join(func.generate_series(1, count - 1).alias("n"), true()))
+        .where(message.c.dlq_id == letter.dlq_id)
+    )
+    with engine.begin() as db:
+        db.execute(insert(message).from_select([column.name for column in columns], copies))
     plan = freeze(engine, Selection(consumer_group=group), TERMS, WHO).plan
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
         db.exec_driver_sql("VACUUM ANALYZE")

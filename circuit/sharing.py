@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.circuit.events import Changed, Event
-from holdfast.circuit.state import Closed, Open
+from holdfast.circuit.state import Closed, HalfOpen, Open
 from holdfast.clock import SYSTEM_CLOCK, Clock
+
+_PAUSES = 3
+"""How many looks a process that probed in vain leaves the probe to others."""
 
 if TYPE_CHECKING:
     from holdfast.circuit.breaker import Breaker
@@ -101,6 +104,9 @@ class Sharing:
 
     def __init__(self, breaker: Breaker, shared: SharedState) -> None:
         self._breaker, self._shared = breaker, shared
+        self._claimed = 0
+        """The version of the word that gave the probe to us."""
+        self._pauses = 0
         self.end = breaker.listen(self._heard)
 
     def refresh(self) -> None:
@@ -116,14 +122,27 @@ class Sharing:
                 return
             case Open(until=None):
                 return
-            case Open() if not word.is_open:
+            case Open() | HalfOpen() if not word.is_open:
                 breaker.close()
-            case Open() if not word.seconds and self._claim():
+            case Open() if not word.seconds and self._claim(word):
                 breaker.half_open()
+            case HalfOpen(permits=permits) if permits == breaker.policy.permits:
+                self._probe_in_vain(word)
             case Closed() if word.is_open:
                 self._hold(word.seconds)
 
-    def _claim(self) -> bool:
+    def _probe_in_vain(self, word: Word) -> None:
+        """Give the probe up once its time is over: others may have a message to try it with."""
+        if word.version == self._claimed and word.seconds:
+            return
+        self._pauses = _PAUSES
+        self._hold(word.seconds)
+
+    def _claim(self, word: Word) -> bool:
+        if self._pauses:
+            self._pauses -= 1
+            return False
+        self._claimed = word.version + 1
         policy = self._breaker.policy
         return self._shared.claim_probe(self._breaker.name, policy.probe_seconds)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -72,10 +72,18 @@ def _json(value: object) -> str:
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    whole: int = 1,
 ) -> None:
-    """Print *rows* as a table; markup and escapes in them have no effect."""
-    table = Table(*headings, title=title)
+    """Print *rows* as a table; markup and escapes in them have no effect.
+
+    The first *whole* columns, names that people type, are not cut on a narrow terminal.
+    """
+    columns = [Column(name, no_wrap=place < whole) for place, name in enumerate(headings)]
+    table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(Text(plain("" if cell is None else str(cell))) for cell in row))
     out.print(table)

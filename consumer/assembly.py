@@ -12,7 +12,9 @@ from holdfast.consumer.chores import Chores
 from holdfast.consumer.circuits import shared
 from holdfast.consumer.clerk import Clerk
 from holdfast.consumer.crew import Crew
+from holdfast.consumer.delays import Delays
 from holdfast.consumer.gates import Gates
+from holdfast.consumer.intake import Intake
 from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
@@ -69,8 +71,9 @@ class Assembly:
         gates = Gates(routes.values(), clock)
         self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
         self._gates = gates
+        self._delays = delays = Delays(broker, group, routes, clock)
         judge = Judge(
-            books, settings=settings, tally=tally, metrics=metrics, stop=self._fail,
+            books, delays, settings=settings, tally=tally, metrics=metrics, stop=self._fail,
             reporter=Reporter(broker),
         )  # fmt: skip
         performer = Performer(
@@ -103,9 +106,13 @@ class Assembly:
                 books, self.lanes, owner=owner, settings=settings, clock=clock, chores=chores
             )
             chores.admit = self.clerk.admit
+        intake = Intake(
+            group, routes, delays if books is None else None, settings=settings, clock=clock,
+            tally=tally,
+        )  # fmt: skip
         self.runtime = Runtime(
-            group, routes, self.lanes, gates, admit=self._admit, is_down=self._is_down,
-            settings=settings, clock=clock, tally=tally, metrics=metrics,
+            group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,
+            settings=settings, clock=clock, metrics=metrics,
         )  # fmt: skip
         metrics.begin(routes, lambda: len(self.lanes.running()))
         metrics.watch("broker", lambda: self.runtime.broker_down)
@@ -136,10 +143,16 @@ class Assembly:
     def _open(self, closing: ExitStack) -> None:
         if self._books is not None:
             self._patiently("database", self._prepare_database)
-        topics = [*self._routes, *(replay_topic(topic, self._group) for topic in self._routes)]
+        tiers = self._delays.tiers if self._books is None else ()
+        topics = [
+            *self._routes,
+            *tiers,
+            *(replay_topic(topic, self._group) for topic in self._routes),
+        ]
         source = self._connected(sorted(topics))
         self.runtime.attach(source)
         closing.callback(self._close, source)
+        closing.callback(self._delays.close)
         for end in (*self._gates.listen(self._wake), *(one.end for one in self._sharing)):
             closing.callback(end)
         if self.clerk is not None:
@@ -151,6 +164,8 @@ class Assembly:
 
     def _connected(self, topics: list[str]) -> Any:
         """Return the source, however long the broker takes to answer."""
+        if self._books is None:
+            self._delays.prepare()
         for topic in topics:
             if topic.endswith(f".{self._group}.replay"):
                 with suppress(HoldfastError):

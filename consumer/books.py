@@ -228,7 +228,7 @@ class Books:
         def write(db: Connection) -> None:
             put(letter, db)
             self.settle(db, work)
-            if self._settings.quarantine and self._settings.parks and work.message.key is not None:
+            if self._settings.quarantine and self._settings.parks and work.key is not None:
                 self.held.hold(
                     db, key_of(work), dlq_id=str(letter.dlq_id), note=f"dead letter {letter.dlq_id}"
                 )
@@ -308,8 +308,8 @@ def key_of(work: Work) -> HeldKey:
     """Return the key of *work* as it is held."""
     if work.row is not None:
         return work.row.key
-    key = work.message.key
-    return HeldKey(work.route.topic, hash_of(key, work.message.id), key)
+    message = work.message
+    return HeldKey(work.route.topic, hash_of(work.key, message.id), message.key)
 
 
 def origin_of(work: Work) -> Delivery:

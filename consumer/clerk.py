@@ -189,7 +189,7 @@ class Clerk:
         by_topic: dict[str, dict[str, LaneKey]] = {}
         for work in fresh:
             hashes = by_topic.setdefault(work.route.topic, {})
-            hashes[hash_of(work.message.key, work.message.id)] = work.lane_key
+            hashes[hash_of(work.key, work.message.id)] = work.lane_key
         return {
             hashes[one]
             for topic, hashes in sorted(by_topic.items())

@@ -83,11 +83,13 @@ class Consumer:
         self._stopped = threading.Event()
 
     def on(
-        self, topic: str, *, batch: Batches | int | None = None
+        self, topic: str, *, batch: Batches | int | None = None, ordered: bool = True
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function for *topic*; its layers are checked here.
 
-        With *batch*, a size or `Batches`, so many messages share one transaction.
+        With *batch*, a size or `Batches`, so many messages share one transaction. A handler to
+        which the order of a key's messages does not matter says *ordered* False: they run side
+        by side, and none waits for one that failed.
         """
         if not topic:
             raise ConfigurationError("topic is empty: name the topic that the handler reads")
@@ -96,7 +98,7 @@ class Consumer:
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
-            self._routes[topic] = self._routing.route(topic, function, batches)
+            self._routes[topic] = self._routing.route(topic, function, batches, ordered=ordered)
             return function
 
         return register

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.consumer.books import Books
+    from holdfast.consumer.delays import Delays
     from holdfast.consumer.metrics import ConsumerMetrics
     from holdfast.consumer.reporter import Reporter
     from holdfast.consumer.settings import Settings
@@ -36,6 +37,7 @@ class Judge:
     def __init__(
         self,
         books: Books | None,
+        delays: Delays,
         *,
         settings: Settings,
         tally: Tally,
@@ -44,6 +46,7 @@ class Judge:
         reporter: Reporter,
     ) -> None:
         self._books = books
+        self._delays = delays
         self._settings = settings
         self._tally = tally
         self._metrics = metrics
@@ -83,7 +86,7 @@ class Judge:
         self._clean(work)
         if not dead and (work.unsaid or (self._books is None and work.message.is_replay)):
             return self.report(work)
-        holds = dead and self._settings.quarantine and work.message.key is not None
+        holds = dead and self._settings.quarantine and work.key is not None
         return Settled(holds=holds and self._books is not None and self._settings.parks)
 
     def report(self, work: Work) -> Verdict:
@@ -114,12 +117,13 @@ class Judge:
         else:
             self._tally.add("failed")
             self._blame(work, error or RuntimeError("the result was refused"))
-        if not self._parks(work, later.delay) or self._books is None:
+        verdict = self._put_off(work, later.delay, error)
+        if verdict is None:
             work.later = later
             return Wait(later.delay)
-        self._books.postpone(work, later.delay, error)
         self._abandon(work, later)
-        return self._parked(work)
+        self._clean(work)
+        return verdict
 
     def ends_process(self, work: Work, error: BaseException) -> bool:
         """Whether *error*, raised while *work* ran, is to stop the consumer; it is told so.
@@ -165,10 +169,7 @@ class Judge:
         self._blame(work, error)
         self._clean(work)
         delay = self._settings.backoff.delay(work.attempt - 1) or self._settings.backoff.ceiling
-        if not self._parks(work, delay) or self._books is None:
-            return Wait(delay)
-        self._books.postpone(work, delay, error)
-        return self._parked(work)
+        return self._put_off(work, delay, error) or Wait(delay)
 
     def _blame(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt, unless the message belongs to somebody else by now."""
@@ -208,20 +209,26 @@ class Judge:
         delay = self._settings.backoff.delay(min(outages, 8)) or 1.0 if asked is None else asked
         return Wait(min(delay, self._settings.patience))
 
-    def _parked(self, work: Work) -> Verdict:
+    def _put_off(self, work: Work, delay: float, error: BaseException | None) -> Verdict | None:
+        """Have so long a wait spent in the database or on the broker; None: in memory."""
+        if not self._parks(work, delay):
+            return None
+        if self._books is None:
+            verdict = self._delays.postpone(work, delay)
+            if verdict is not None:
+                self._tally.add("delayed")
+            return verdict
+        self._books.postpone(work, delay, error)
         self._tally.add("parked")
-        self._clean(work)
         return Settled(holds=True)
 
     def _parks(self, work: Work, delay: float) -> bool:
-        """Whether so long a wait is spent in the database."""
-        if self._books is None or not self._settings.parks:
-            return False
+        """Whether a wait is too long for memory."""
         # A parked replay would queue behind newer messages of its key, and be overtaken by the
         # replays that follow it.
-        if work.message.is_replay:
+        if work.message.is_replay or work.dropped:
             return False
-        return delay > self._settings.patience and not work.dropped
+        return self._settings.parks and delay > self._settings.patience
 
     def _abandon(self, work: Work, later: Later) -> None:
         """End the run of *work* in good order: its layers hear that it was put off."""

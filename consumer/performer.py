@@ -90,7 +90,7 @@ class Performer:
             self._bury(work, ProcessKilled(work.crashes))
             self._tally.add("crashed")
             self._metrics.count(work.route.topic, "crashed")
-            return Settled(holds=work.message.key is not None and self._settings.parks)
+            return Settled(holds=work.key is not None and self._settings.parks)
         if work.suspect:
             books.alone(work, self._owner)
         return None

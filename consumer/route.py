@@ -43,6 +43,8 @@ class Route:
     breakers: tuple[Breaker, ...] = ()
     """The circuits that gate it, its dead-letter limit included."""
     limit: Breaker | None = field(default=None)
+    ordered: bool = True
+    """Whether the messages of a key must be handled in order."""
     batch: BatchPlan | None = None
     """How its messages share transactions; None: each has its own."""
 
@@ -73,7 +75,12 @@ class Routing:
         self._witness = Witness(clock)
 
     def route(
-        self, topic: str, function: Callable[..., Any], batches: Batches | None = None
+        self,
+        topic: str,
+        function: Callable[..., Any],
+        batches: Batches | None = None,
+        *,
+        ordered: bool = True,
     ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = handler_of(function)
@@ -106,6 +113,7 @@ class Routing:
             breakers=breakers if limit is None else (*breakers, limit),
             limit=limit,
             batch=batch,
+            ordered=ordered,
         )
 
     def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:

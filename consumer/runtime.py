@@ -7,10 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast.caps import Pause
-from holdfast.consumer.settings import Order
-from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.replay.marks import Marks, is_for, original
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
 from holdfast.message import REPLAY_HEADER
 
@@ -19,12 +16,12 @@ if TYPE_CHECKING:
 
     from holdfast.clock import Clock
     from holdfast.consumer.gates import Gates
+    from holdfast.consumer.intake import Intake
     from holdfast.consumer.lanes import Lanes
     from holdfast.consumer.metrics import ConsumerMetrics
     from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
-    from holdfast.consumer.tally import Tally
-    from holdfast.message import Message
+    from holdfast.consumer.work import Work
     from holdfast.ports import Delivery, Lane, Source
 
 log = logging.getLogger("holdfast.consumer")
@@ -44,28 +41,27 @@ class Runtime:
         routes: Mapping[str, Route],
         lanes: Lanes,
         gates: Gates,
+        intake: Intake,
         *,
         admit: Callable[[list[Work]], None],
         is_down: Callable[[], str | None],
         settings: Settings,
         clock: Clock,
-        tally: Tally,
         metrics: ConsumerMetrics,
     ) -> None:
         self._group = group
         self._routes = routes
         self._lanes = lanes
         self._gates = gates
+        self._intake = intake
         self._admit = admit
         self._is_down = is_down
         self._settings = settings
         self._clock = clock
-        self._tally = tally
         self._metrics = metrics
         self._source: Source | None = None
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
-        self._uncorrelated: set[str] = set()
         self._foreign: set[str] = set()
         self._drained = False
         self.stopping = threading.Event()
@@ -122,10 +118,13 @@ class Runtime:
         return len(batch)
 
     def settle(self) -> None:
-        """Tell the broker what is done with."""
+        """Tell the broker what is done with, and what it is to hand out again later."""
         source = self._source
+        if source is None:
+            return
+        self._give_back(source)
         settled = self._lanes.take_settled()
-        if not settled or source is None:
+        if not settled:
             return
         try:
             source.accept(settled)
@@ -135,6 +134,17 @@ class Runtime:
         except HoldfastError:
             self._lanes.put_back_settled(settled)
             raise
+
+    def _give_back(self, source: Source) -> None:
+        returned = self._lanes.take_returned()
+        while returned:
+            one = returned[0]
+            try:
+                source.release(one.delivery, blame=one.blame, delay=one.delay)
+            except HoldfastError:
+                self._lanes.put_back_returned(returned)
+                raise
+            returned.pop(0)
 
     def drain(self, seconds: float) -> None:
         """Take nothing new; let what runs finish for at most *seconds*, and settle it."""
@@ -159,20 +169,10 @@ class Runtime:
         except HoldfastError as error:
             log.warning("not everything could be acknowledged, it comes again: %s", error)
 
-    # -- handing over ------------------------------------------------------------------
-
     def _take(self, batch: list[Delivery]) -> None:
-        works: list[Work] = []
-        skipped: list[Delivery] = []
-        for delivery in batch:
-            message = delivery.message
-            if not is_for(message, self._group):
-                skipped.append(delivery)
-            elif (work := self._work(delivery, message)) is not None:
-                works.append(work)
+        works, skipped = self._intake.sorted_out(batch, self.source)
         if skipped:
             self._passed_over(skipped)
-            self._tally.add("skipped", len(skipped))
             self._lanes.put_back_settled(skipped)
         if works:
             self._lanes.reserve(works)
@@ -188,41 +188,6 @@ class Runtime:
                             "alone: %s passes them over", delivery.message.id, topic,
                             delivery.message.headers.text(REPLAY_HEADER), self._group)  # fmt: skip
 
-    def _work(self, delivery: Delivery, message: Message) -> Work | None:
-        if message.is_replay and Marks.of(message.headers) is not None:
-            message = original(message)
-        route = self._routes.get(message.topic) or self._routes.get(delivery.lane.topic)
-        if route is None:
-            topic = delivery.lane.topic.removesuffix(f".{self._group}.replay")
-            route = self._routes[topic]
-        if message.topic != route.topic:
-            message = message.with_(topic=route.topic)
-        if message.correlation_id is None and not self._settings.strict:
-            message = self._correlated(message)
-        delivery.decoded = message
-        return Work(
-            route=route,
-            message=message,
-            lane_key=self._lane_key(delivery, message),
-            delivery=delivery,
-        )
-
-    def _correlated(self, message: Message) -> Message:
-        """Start a correlation where there is none, and say so."""
-        self._tally.add("uncorrelated")
-        if message.topic not in self._uncorrelated:
-            self._uncorrelated.add(message.topic)
-            log.warning("messages of %s come without a correlation id: their own id serves as one "
-                        "(strict=True refuses them)", message.topic)  # fmt: skip
-        return message.with_(correlation_id=message.id)
-
-    def _lane_key(self, delivery: Delivery, message: Message) -> LaneKey:
-        if self._settings.order is Order.LANE:
-            return (*delivery.lane,)
-        if message.key is None:
-            return (message.topic, None, message.id)
-        return (message.topic, message.key)
-
     # -- pauses, leases, hangs -----------------------------------------------------------
 
     def _apply_pauses(self, source: Source) -> None:
@@ -231,7 +196,10 @@ class Runtime:
             wanted = set(owned)
         else:
             shut = {route.topic for route in self._gates.shut(self._lanes.in_hand)}
-            wanted = {lane for lane in owned if self._is_full(lane) or lane.topic in shut}
+            early = self._lanes.waiting_lanes() if self._intake.has_tiers else set()
+            wanted = {
+                lane for lane in owned if self._is_full(lane) or lane.topic in shut or lane in early
+            }
         if source.caps.pause is Pause.NONE:
             return
         if new := wanted - self._paused:

@@ -31,10 +31,10 @@ log = logging.getLogger("holdfast.consumer")
 class KeyHeld(DependencyDown):
     """An earlier message of its key is a dead letter, or waits for a retry: this one waits, too."""
 
-    def __init__(self, message: Message, topic: str) -> None:
+    def __init__(self, message_id: str, key: str | None, topic: str) -> None:
         super().__init__(
-            f"message {message.id} must not overtake its key {message.key_text!r} of {topic}: "
-            "close the dead letter that holds it, or use  holdfast keys release"
+            f"message {message_id} must not overtake its key {key!r} of {topic}: close the "
+            "dead letter that holds it, or use  holdfast keys release"
         )
 
 
@@ -98,7 +98,7 @@ class Single:
             if not message.is_replay and not books.is_free(work):
                 if books.run(lambda db: books.is_dead(db, work)):
                     raise _DeadAlready
-                raise KeyHeld(message, self._route.topic)
+                raise KeyHeld(message.id, message.key_text, self._route.topic)
             before_commit(call, lambda db: _settle(db, books, work))
         return call
 

@@ -21,6 +21,8 @@ class Tally:
     """Messages quarantined because they ended their process too often."""
     parked: int = 0
     """Messages put aside in the database: for a later retry, or behind a held key."""
+    delayed: int = 0
+    """Messages given to the broker for a later retry, without a database."""
     skipped: int = 0
     """Replayed messages meant for another group."""
     held_back: int = 0

@@ -11,7 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from holdfast.classification import classify
 from holdfast.consumer.session import HandlerSession
 from holdfast.errors import DependencyDown, Remedy
-from holdfast.idempotency.aborted import require_live
+from holdfast.idempotency.aborted import note_begin, require_whole
 from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Layer, Stage
 
@@ -50,7 +50,7 @@ class Transaction(Layer):
         """Begin, so that a database that is down shows before any work is done."""
         session = HandlerSession(self._engine)
         try:
-            session.connection()
+            note_begin(session.connection(), outer=True)
         except BaseException as error:
             session.end(commit=False)
             raise outage_of(error, connecting=True) from error
@@ -120,7 +120,7 @@ class AsyncTransaction(Layer):
 
         session = AsyncSession(self._engine, sync_session_class=HandlerSession)
         try:
-            await session.connection()
+            await session.run_sync(lambda sync: note_begin(sync.connection(), outer=True))
         except BaseException as error:
             await _end(session, commit=False)
             raise outage_of(error, connecting=True) from error
@@ -165,7 +165,7 @@ def run_committing(call: Call, connection: Connection) -> None:
 
     A database error that the handler swallowed would make the commit a silent rollback.
     """
-    require_live(connection)
+    require_whole(connection)
     for action in call.notes.get(COMMITTING, ()):
         action(connection)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +66,20 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
     begun: bool = False
     """Whether a thread has taken it."""
-    started: float = 0.0
+    started: float = math.inf
+    """When its handler began, by the monotonic clock; never, until it has."""
     reported: float = 0.0
     task: Any = None
     permit: Any = None
+    not_before: float = 0.0
+    """When a retry that waited in a tier is due, by the monotonic clock."""
     single: bool = False
     """Whether it failed in a batch: it runs by its own plan, which finds out why."""
+
+    @property
+    def key(self) -> bytes | None:
+        """The key whose order counts; none where the handler says that order does not matter."""
+        return self.message.key if self.route.ordered else None
 
     @property
     def is_apart(self) -> bool:
@@ -78,6 +87,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
         return (
             self.single
             or self.suspect
+            or self.dropped
             or self.row is not None
             or self.later is not None
             or self.message.is_replay
@@ -117,7 +127,14 @@ class Apart:
     """Whether it is to run by itself: it failed. Else it only stood behind one that did."""
 
 
-Verdict = Settled | Wait | Released | Apart
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """Verdict: the broker is to hand it out again after *delay* seconds, its key behind it."""
+
+    delay: float
+
+
+Verdict = Settled | Wait | Released | Apart | Delayed
 
 current_work: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
     "holdfast_work", default=None

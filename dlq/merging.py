@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.dlq.rows import Row
     from holdfast.dlq.triage import Triage
 
+_MOST_SKEW = 60.0  # seconds by which the clocks of two hosts may differ
 _FAILURE = (
     "group_id", "fingerprint", "handler", "service_version", "stage", "class", "error_type",
     "error_text",
@@ -49,6 +50,8 @@ def merged(
         "history": document(together),
         "replay_count": max(stored["replay_count"], row["replay_count"]),
     }
+    if stored["state"] != PENDING and _is_past(fresh, stored["closed_at"]):
+        return values, []
     if triage is not None:
         # It failed again: the next automatic retry is further away, and they are counted.
         values |= triage.judge({**row, "retries": stored["retries"]}, now)
@@ -56,18 +59,22 @@ def merged(
     if reopened:
         values |= {"state": PENDING, "stored_at": now}
         values |= dict.fromkeys(("closed_at", "closed_by", "closed_reason"))
-    if row["last_failed_at"] >= stored["last_failed_at"]:
-        values |= _latest(stored, letter, row)
+    known = read_envelope(stored["envelope"])
+    known = msgspec.structs.replace(known, timeouts=known.timeouts + letter.history.timeouts)
+    # What was collected late, or has an envelope of a newer version on top, changes no more.
+    if row["last_failed_at"] >= stored["last_failed_at"] and known.newer is None:
+        known = msgspec.structs.replace(known, culprit=letter.culprit, failure=letter.failure)
+        values |= {name: row[name] for name in _FAILURE}
+    values["envelope"] = document(known)
     return values, _changes(stored, {**stored, **values}, now, reopened=reopened)
 
 
-def _latest(stored: Row, letter: DeadLetter, row: dict[str, Any]) -> dict[str, Any]:
-    """Return what shows the failure in *row*; an envelope of a newer version stays as it is."""
-    known = read_envelope(stored["envelope"])
-    if known.newer is not None:
-        return {}
-    latest = msgspec.structs.replace(known, culprit=letter.culprit, failure=letter.failure)
-    return {"envelope": document(latest), **{name: row[name] for name in _FAILURE}}
+def _is_past(fresh: Sequence[Occurrence], closed_at: float | None) -> bool:
+    """Whether all of *fresh* happened before the letter was closed and only arrive now.
+
+    In doubt, for hosts have clocks of their own, it failed after that and is shown again.
+    """
+    return closed_at is not None and max(one.at for one in fresh) < closed_at - _MOST_SKEW
 
 
 def _changes(before: Row, after: Row, now: float, *, reopened: bool) -> list[dict[str, Any]]:

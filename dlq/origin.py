@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from holdfast.dlq.vault import Vault
     from holdfast.message import Message
 
+log = logging.getLogger("holdfast.dlq")
 _MOST_NAME = 255
+UNKNOWN = "(unknown)"
+"""The subject of fields in messages that do not say whose they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class Origin:
 
     *tenant*, *entity* and *subject* name the header, or with a leading `$.` the payload
     field, that says whose message it is. *fields* are encrypted by the *vault* with the
-    subject's own key.
+    subject's own key; with that of `(unknown)` in a message that does not say.
     """
 
     service_version: str = ""
@@ -60,9 +64,17 @@ def protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
     subject = known.find(origin.subject)
     payload, redacted = origin.redaction.apply(message.payload)
     sealed: tuple[str, ...] = ()
-    if origin.vault is not None and origin.fields and subject is not None:
-        payload, sealed, gone = origin.vault.seal_or_remove(payload, origin.fields, subject)
+    if origin.vault is not None and origin.fields:
+        # A message that lacks its subject is just the kind that fails: it has secrets too.
+        whose = UNKNOWN if subject is None else subject
+        payload, sealed, gone = origin.vault.seal_or_remove(
+            payload, origin.fields, whose, made=message.time
+        )
         redacted += gone
+        if subject is None and sealed:
+            log.warning("message %s does not say whose it is (%s): its fields are encrypted for %s",
+                        message.id, origin.subject, UNKNOWN)  # fmt: skip
+            subject = UNKNOWN
     if payload is not message.payload:
         message = message.with_(payload=payload)
     return message, Governance(

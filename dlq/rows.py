@@ -48,6 +48,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     culprit: Culprit
     failure: Failure
     governance: Governance = Governance()
+    timeouts: int = 0
+    """How many of its failures were timeouts."""
     newer: dict[str, Any] | None = None
 
 
@@ -110,6 +112,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
                 culprit=culprit,
                 failure=failure,
                 governance=governance,
+                timeouts=history.timeouts,
                 newer=letter.newer,
             )
         ),
@@ -148,6 +151,7 @@ def letter_of(row: Row) -> DeadLetter:
         failure=envelope.failure,
         history=History(
             attempts=row["attempts"],
+            timeouts=envelope.timeouts,
             first_failed_at=row["first_failed_at"],
             last_failed_at=row["last_failed_at"],
             failures=occurrences(row["history"]),

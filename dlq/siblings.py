@@ -74,7 +74,7 @@ def judged(*, same: int, keys: int, others: int, handled: int | None = None) -> 
     if same and keys <= 1 and (others == 0 or (handled or 0) > failed):
         passed = "" if handled is None else f" while {handled} passed"
         return _around("data", f"one key alone failed like this{passed}", same, keys, others)
-    why = f"{same} of {keys} keys failed alike, {others} otherwise"
+    why = f"{same} messages of {keys} keys failed alike, {others} in other ways"
     return _around("unclear", why, same, keys, others)
 
 

@@ -150,6 +150,9 @@ class StoreHome:
             if values.get("group_id", stored["group_id"]) != stored["group_id"]:
                 ensure_group(db, letter, row, fingerprint_of(letter.failure))
             db.execute(update(message).where(where).values(**values))
+            if "state" in values:
+                log.warning("dead letter %s was %s by %s and failed again: it is open again",
+                            row["dlq_id"], stored["state"], stored["closed_by"])  # fmt: skip
         return changes
 
 

@@ -3,7 +3,8 @@
 Each subject has a random AES-256 key, wrapped by the master key and kept in the database.
 A sealed field is replaced by the text `sealed:v1:<base64>`; everything else of the payload
 stays readable. `forget` deletes the key: every copy of the fields, in the store, in topics,
-in backups of them, is noise from then on.
+in backups of them, is noise from then on. A subject that comes back later gets another key,
+for messages that are newer than that.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from holdfast.extras import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -64,16 +66,24 @@ class Vault:
         self._entropy = entropy
 
     def seal(
-        self, payload: bytes | None, paths: tuple[str, ...], subject: str
+        self,
+        payload: bytes | None,
+        paths: tuple[str, ...],
+        subject: str,
+        *,
+        made: datetime | None = None,
     ) -> tuple[bytes | None, tuple[str, ...]]:
-        """Return *payload* with the fields at *paths* encrypted, and where they are."""
+        """Return *payload* with the fields at *paths* encrypted, and where they are.
+
+        `Forgotten` if the subject was, unless the message was *made* later: then it came back.
+        """
         if payload is None:
             return payload, ()
         key: list[Any] = []
 
         def hide(value: Any) -> str:
             if not key:
-                key.append(self._aead.AESGCM(self._key_for(subject)))
+                key.append(self._aead.AESGCM(self._key_for(subject, made)))
             nonce = self._entropy(_NONCE)
             text = key[0].encrypt(nonce, msgspec.json.encode(value), subject.encode())
             return MARK + b64encode(nonce + text).decode()
@@ -81,11 +91,11 @@ class Vault:
         return changed(payload, paths, hide)
 
     def seal_or_remove(
-        self, payload: bytes | None, paths: tuple[str, ...], subject: str
+        self, payload: bytes | None, paths: tuple[str, ...], subject: str, *, made: datetime
     ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
         """Return *payload* with the fields sealed, or removed if the subject was forgotten."""
         try:
-            return *self.seal(payload, paths, subject), ()
+            return *self.seal(payload, paths, subject, made=made), ()
         except Forgotten:
             bare, gone = changed(payload, paths, lambda _: MASKED)
             return bare, (), gone
@@ -109,7 +119,12 @@ class Vault:
                 raise ConfigurationError(
                     "a sealed field was changed: edit it and put its value there in full"
                 ) from error
-            return msgspec.json.decode(self._decrypted(key[0], packed, subject))
+            try:
+                return msgspec.json.decode(self._decrypted(key[0], packed, subject))
+            except ConfigurationError:
+                if self._row(subject).forgotten_at is not None:
+                    raise _forgotten() from None  # this key is the one that it got later
+                raise
 
         return changed(payload, paths, show)[0]
 
@@ -117,33 +132,39 @@ class Vault:
         """Delete the key of *subject*; return whether there was one."""
         return forget(self._engine, subject, warrant, clock=self._clock)
 
-    def _key_for(self, subject: str) -> bytes:
+    def _key_for(self, subject: str, made: datetime | None) -> bytes:
         """Return the key of *subject*, made now if it has none."""
         row = self._row(subject)
-        if row is None:
-            own = self._entropy(_KEY_BYTES)
-            nonce = self._entropy(_NONCE)
-            values = {
-                "subject": cut(subject),
-                "wrapped": nonce + self._master.encrypt(nonce, own, subject.encode()),
-                "made_at": self._clock.now().timestamp(),
-                "forgotten_at": None,
-            }
-            committed(
-                self._engine,
-                lambda db: db.execute(insert_ignoring(db, subject_key), values).rowcount,
-                clock=self._clock,
-            )
+        forgotten_at = None if row is None else row.forgotten_at
+        if forgotten_at is not None and made is not None and made.timestamp() <= forgotten_at:
+            raise _forgotten()
+        if row is None or (row.wrapped is None and made is not None):
+            self._make_key(subject)
         return self._known_key(subject)
+
+    def _make_key(self, subject: str) -> None:
+        """Give *subject* a key unless somebody else was quicker."""
+        own = self._entropy(_KEY_BYTES)
+        nonce = self._entropy(_NONCE)
+        values = {
+            "wrapped": nonce + self._master.encrypt(nonce, own, subject.encode()),
+            "made_at": self._clock.now().timestamp(),
+        }
+        new = {"subject": cut(subject), "forgotten_at": None, **values}
+        bare = subject_key.c.subject == cut(subject), subject_key.c.wrapped.is_(None)
+
+        def work(db: Connection) -> None:
+            if db.execute(update(subject_key).where(*bare).values(**values)).rowcount == 0:
+                db.execute(insert_ignoring(db, subject_key), new)
+
+        committed(self._engine, work, clock=self._clock)
 
     def _known_key(self, subject: str) -> bytes:
         row = self._row(subject)
         if row is None:
             raise ConfigurationError(f"subject {subject!r} has no key in this database")
         if row.wrapped is None:
-            raise Forgotten(
-                "the subject was forgotten: its fields are gone; discard the message, or edit it"
-            )
+            raise _forgotten()
         return self._decrypted(self._master, bytes(row.wrapped), subject)
 
     def _decrypted(self, key: Any, packed: bytes, subject: str) -> bytes:
@@ -169,7 +190,7 @@ def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYS
     """
 
     def work(db: Connection) -> bool:
-        where = (subject_key.c.subject == cut(subject), subject_key.c.forgotten_at.is_(None))
+        where = (subject_key.c.subject == cut(subject), subject_key.c.wrapped.is_not(None))
         now = clock.now().timestamp()
         found = update(subject_key).where(*where).values(wrapped=None, forgotten_at=now)
         gone = db.execute(found).rowcount == 1
@@ -178,6 +199,12 @@ def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYS
         return gone
 
     return committed(engine, work, clock=clock)
+
+
+def _forgotten() -> Forgotten:
+    return Forgotten(
+        "the subject was forgotten: its fields are gone; discard the message, or edit it"
+    )
 
 
 def sealed_in(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:

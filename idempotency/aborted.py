@@ -1,10 +1,15 @@
-"""A transaction that has failed silently: PostgreSQL answers its COMMIT by rolling back."""
+"""A transaction that has failed silently, after an error that the handler swallowed.
+
+PostgreSQL answers its COMMIT by rolling back. MySQL and MariaDB undo the whole transaction at
+a deadlock and begin another with the next statement; SQLite does so when its disk is full.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from holdfast.errors import Transient
 
@@ -13,6 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
+_MARK = "holdfast.alive"
+_MYSQL = ("mysql", "mariadb")
 
 
 class TransactionAborted(Transient):
@@ -31,14 +38,64 @@ def require_live(session: Session | Connection) -> None:
 
     Without it the message would be acknowledged although its effect is gone.
     """
-    given: Any = session
-    connection = given.connection() if hasattr(given, "get_bind") else given
-    if connection.dialect.name != "postgresql":
-        return  # elsewhere a failed statement leaves the transaction as it was
+    connection = _connection(session)
     driver = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        marked, _ = connection.info.get(_MARK, (None, False))
+        is_ours = marked is not None and marked is connection.get_transaction()
+        if is_ours and getattr(driver, "in_transaction", True) is False:
+            raise TransactionAborted
+        return
+    if connection.dialect.name != "postgresql":
+        return  # `require_whole` sees it, once
     info = getattr(driver, "info", None)
     status = getattr(info, "transaction_status", None)
     if status is None:
         connection.execute(text("SELECT 1"))  # fails where the transaction has
     elif int(status) == _IN_ERROR:
         raise TransactionAborted
+
+
+def note_begin(session: Session | Connection, *, outer: bool = False) -> None:
+    """Mark the transaction, so that `require_whole` can tell whether it is still the same.
+
+    *outer* is for whoever began it; a mark made inside may be rolled back with a savepoint of
+    the user's, so it is made again each time.
+    """
+    connection = _connection(session)
+    if connection.dialect.name not in (*_MYSQL, "sqlite"):
+        return
+    begun = connection.get_transaction()
+    if not outer and connection.info.get(_MARK) == (begun, True):
+        return
+    if connection.dialect.name in _MYSQL:
+        connection.exec_driver_sql("SAVEPOINT holdfast_alive")
+    elif not getattr(connection.connection.driver_connection, "in_transaction", False):
+        return
+    connection.info[_MARK] = (begun, outer)
+
+
+def require_whole(session: Session | Connection) -> None:
+    """Raise `TransactionAborted` unless what was done since `note_begin` is still there.
+
+    To be called once, before the commit: MySQL tells only by releasing the mark.
+    """
+    require_live(session)
+    connection = _connection(session)
+    marked, _ = connection.info.pop(_MARK, (None, False))
+    if connection.dialect.name not in _MYSQL or marked is not connection.get_transaction():
+        return
+    try:
+        connection.exec_driver_sql("RELEASE SAVEPOINT holdfast_alive")
+    except DBAPIError as error:
+        raise TransactionAborted from error
+
+
+def asks_to_be_whole(session: Session | Connection) -> bool:
+    """Whether `require_whole` has to ask the database."""
+    return _connection(session).dialect.name in _MYSQL
+
+
+def _connection(session: Any) -> Connection:
+    found: Connection = session.connection() if hasattr(session, "get_bind") else session
+    return found

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from holdfast.errors import StaleDelivery
-from holdfast.idempotency.aborted import require_live
+from holdfast.idempotency.aborted import require_whole
 from holdfast.idempotency.claim import Claim, Wanted, unclaim
 from holdfast.idempotency.inbox import Inbox, wanted
 from holdfast.transactions import is_deadlock
@@ -161,7 +161,7 @@ class BatchWork:
 
     def commit(self) -> list[Outcome]:
         """Commit, without the claims of what failed; return all outcomes."""
-        require_live(self.session)
+        require_whole(self.session)
         unclaim(self.session, self.batch.consumer, self._failed)
         outcomes = [self._outcome(place) for place in range(len(self._outcomes))]
         if self._committing is not None:

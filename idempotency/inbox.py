@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.idempotency.aborted import note_begin
 from holdfast.idempotency.claim import Claim, Wanted, claim, unclaim
 from holdfast.idempotency.isolation import require_read_committed
 from holdfast.idempotency.keys import UNCOMPARED, content_digest, message_key
@@ -60,7 +61,9 @@ class Inbox:
         """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
         require_read_committed(session)
         self.enter(session, consumer)
-        return claim(session, consumer, items, hopeful=hopeful)
+        claims = claim(session, consumer, items, hopeful=hopeful)
+        note_begin(session)
+        return claims
 
     def enter(self, session: Session | Connection, consumer: str) -> None:
         """Put *consumer* on the roster with the window of this inbox."""

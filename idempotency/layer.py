@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.idempotency.aborted import require_live
+from holdfast.idempotency.aborted import asks_to_be_whole, require_whole
 from holdfast.idempotency.claim import Wanted, keep_result
 from holdfast.idempotency.results import Results
 from holdfast.idempotency.subject import Subject
@@ -83,7 +83,7 @@ class Idempotent(Layer):
         session = self._about.session(call)
         if hasattr(session, "run_sync"):
             await session.run_sync(lambda sync: self._store(call, sync))
-        elif self._keeps:
+        elif self._keeps or asks_to_be_whole(session):
             await to_the_end(self._store, call, session)
         else:
             self._store(call, session)  # asks nothing of the database
@@ -106,7 +106,7 @@ class Idempotent(Layer):
         return Done(None if self._results is None else self._results.decode(claim.result))
 
     def _store(self, call: Call, session: Any) -> None:
-        require_live(session)
+        require_whole(session)
         wanted: Wanted = call.notes[self]
         if self._results is not None:
             stored = self._results.encode(call.result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, Remedy
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.outbox.rows import Row
     from holdfast.ports import Published
 
+_error = attrgetter("error")
 Refused = tuple["Row", HoldfastError | None]
 
 
@@ -46,8 +48,8 @@ def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
     good is parked with what follows of its key; an outage parks nothing.
     """
     outcome = Outcome()
-    if all(result.error is None for result in results):
-        outcome.done = [row.seq for row in rows]
+    if not any(map(_error, results)):
+        outcome.done = [row[0] for row in rows]
         return outcome
     stuck: set[tuple[str, str]] = set()
     blocked: dict[tuple[str, str], int] = {}

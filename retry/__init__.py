@@ -4,14 +4,17 @@ from holdfast.backoff import Backoff, Jitter
 from holdfast.classification import Rules, classify
 from holdfast.deadline import checkpoint, remaining
 from holdfast.errors import AttemptTimeout, Remedy, ResultRejected
-from holdfast.retry.budget import Budget
+from holdfast.retry.asked import AskedToWait
+from holdfast.retry.budget import Budget, BudgetSpent
 from holdfast.retry.layer import Policy, Retry, retry
 from holdfast.retry.timeout import Timeout, timeout
 
 __all__ = [
+    "AskedToWait",
     "AttemptTimeout",
     "Backoff",
     "Budget",
+    "BudgetSpent",
     "Jitter",
     "Policy",
     "Remedy",

@@ -7,10 +7,20 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import DependencyDown
 from holdfast.symptoms import http_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class AskedToWait(DependencyDown):
+    """The other side asked for a wait too long to spend in place; the message is not to blame."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"the other side asked to wait, {retry_after:.0f} s: come again then")
+        self.retry_after = retry_after
+
 
 _ASKING = frozenset({429, 503})
 

@@ -7,9 +7,18 @@ import threading
 from typing import Any, ClassVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, DependencyDown
 
 _SLICES = 10
+
+
+class BudgetSpent(DependencyDown):
+    """So many calls of dependency *name* fail that no retry is left: the message waits."""
+
+    def __init__(self, name: str) -> None:
+        whose = f" of {name!r}" if name else ""
+        super().__init__(f"the retry budget{whose} is spent: too much fails, the message waits")
+        self.name = name
 
 
 class Budget:

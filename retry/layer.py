@@ -14,8 +14,8 @@ from holdfast.deadline import Deadline, begin, current_deadline, end, within
 from holdfast.errors import ConfigurationError, Remedy, ResultRejected
 from holdfast.layer import Again, Call, Layer, Stage
 from holdfast.retry import strategies
-from holdfast.retry.asked import asked_wait
-from holdfast.retry.budget import Budget
+from holdfast.retry.asked import AskedToWait, asked_wait
+from holdfast.retry.budget import Budget, BudgetSpent
 
 if TYPE_CHECKING:
     import random
@@ -29,6 +29,9 @@ UNKNOWN_ATTEMPTS = 3
 
 PATIENCE = 300.0
 """The longest Retry-After that is waited for in place when no deadline says otherwise."""
+
+LONGEST_ASKED = 86_400.0
+"""The same for a message: it waits outside this process, and is nobody's fault."""
 
 DEFAULT = Backoff(first=0.1, ceiling=30, attempts=5)
 
@@ -84,6 +87,10 @@ class Retry(Layer):
             raise ConfigurationError(f"@retry(deadline={deadline}): use seconds above 0, or None")
         if on is not None and classify is not None:
             raise ConfigurationError("@retry(on=…, classify=…): both decide what to retry; use one")
+        if budget is not None and not isinstance(budget, Budget | str):
+            raise ConfigurationError(
+                f"@retry(budget={budget!r}): use a Budget, or the name of the dependency"
+            )
         self.policy, self.stop, self.deadline = policy, stop, deadline
         self.budget = Budget.named(budget) if isinstance(budget, str) else budget
         strategies.check_condition(on)
@@ -193,7 +200,10 @@ class Retry(Layer):
             return None
         if self.budget is not None and not self.budget.withdraw():
             log.warning("the retry budget %s is spent%s: %r", self.budget.name, _whose(call), error)
-            return None
+            if call.message is None:
+                return None
+            _finish(progress)
+            raise BudgetSpent(self.budget.name) from error
         log.info(
             "attempt %d failed%s, next in %.3f s: %r", call.attempt, _whose(call), delay, error
         )
@@ -217,7 +227,10 @@ class Retry(Layer):
         asked = None if error is None else asked_wait(error, call.clock.now)
         if asked is None:
             return own
-        if asked >= (PATIENCE if left is None else left):
+        if left is None and call.message is not None and PATIENCE <= asked < LONGEST_ASKED:
+            if not call.suspends:
+                raise AskedToWait(asked) from error
+        elif asked >= (PATIENCE if left is None else left):
             return None
         spread = asked / 4 if left is None else min(asked / 4, (left - asked) / 2)
         return max(own, asked + self._randomness.uniform(0, spread))

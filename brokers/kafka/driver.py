@@ -88,9 +88,12 @@ class Admin(Protocol):
 class Producer(Protocol):
     """Sends batches; one thread uses it."""
 
-    def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
+    def publish(
+        self, messages: Sequence[Message], until: float, *, located: bool = True
+    ) -> list[Published]:
         """Return one result per message once each is stored or refused.
 
+        Unless *located*, lanes and positions need not be told where that costs something.
         `BrokerDown` when that is not known for all by *until* on the monotonic clock.
         """
         ...

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.kafka.sizes import batch_size, chunks, wire_size
 from holdfast.errors import (
+    BrokerDown,
     HoldfastError,
     InvalidMessage,
     MessageTooLarge,
@@ -63,25 +65,33 @@ class KafkaSink:
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Store *messages*, with a transactional id all or none of them."""
-        return self.publish_within(messages, self._seconds)
+        return self._publish(messages, self._seconds, located=True)
 
     def publish_within(self, messages: Sequence[Message], seconds: float) -> list[Published]:
         """Do as `publish`, but give up after *seconds* if that is less than the setting.
 
-        What was given up is dropped with its producer: nothing of it is sent later.
+        What was given up is dropped with its producer: nothing of it is sent later. Results
+        need not tell where messages are stored.
         """
+        return self._publish(messages, seconds, located=False)
+
+    def _publish(
+        self, messages: Sequence[Message], seconds: float, *, located: bool
+    ) -> list[Published]:
         if self._closed:
             raise Unsupported("be used after close()", "this sink", "make a new one")
         if not messages:
             return []
+        if seconds <= 0:
+            raise BrokerDown("publishing: no time was left for it")
         until = self._clock.monotonic() + min(seconds, self._seconds)
         refused = self._learn({message.topic for message in messages} - self._known)
         if not refused:
-            return self._send(messages, until)
+            return self._send(messages, until, located=located)
         if self._transactional:
             return [Published(error=refused.get(m.topic, _rolled_back())) for m in messages]
         known = [message for message in messages if message.topic not in refused]
-        results = iter(self._send(known, until) if known else ())
+        results = iter(self._send(known, until, located=located) if known else ())
         return [
             Published(error=refused[message.topic]) if message.topic in refused else next(results)
             for message in messages
@@ -119,13 +129,15 @@ class KafkaSink:
                 self._narrow[name] = largest
         return errors
 
-    def _send(self, messages: Sequence[Message], until: float) -> list[Published]:
+    def _send(self, messages: Sequence[Message], until: float, *, located: bool) -> list[Published]:
         if self._producer is None:
             self._producer = self._make()
         try:
             if self._transactional:
                 return self._send_whole(self._producer, messages, until)
-            return self._send_parts(self._producer, messages, until)
+            publish = partial(self._producer.publish, until=until, located=located)
+            runs = self._runs(messages)
+            return [result for run in runs for result in publish(run)]
         except BaseException as error:
             # Also when interrupted: what is on its way must not arrive behind its successors.
             self._drop(str(error))
@@ -139,11 +151,6 @@ class KafkaSink:
             producer.abandon()
         self._known.clear()
         self._cluster.forget()
-
-    def _send_parts(
-        self, producer: Producer, messages: Sequence[Message], until: float
-    ) -> list[Published]:
-        return [r for run in self._runs(messages) for r in producer.publish(run, until)]
 
     def _runs(self, messages: Sequence[Message]) -> Iterable[Sequence[Message]]:
         """Return all at once, or runs that a topic with a low limit takes as one batch.

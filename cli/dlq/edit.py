@@ -15,14 +15,17 @@ from sqlalchemy.engine import Engine
 from holdfast.cli.display import say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
-from holdfast.cli.dlq.options import Database
+from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.dlq.sending import opened_vault
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Config, Reason, Yes
 from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay.edits import Edit, Edits, Transform
+from holdfast.dlq.replay.edit import Edit
+from holdfast.dlq.replay.edits import Edits
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.letters import messages
 from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.replay.transforms import Transform
 from holdfast.dlq.schema import message
 from holdfast.errors import ConfigurationError, NotFound
 
@@ -50,6 +53,7 @@ def edit(
         str | None, typer.Option(help="module:function that must accept the new payload.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Take a payload that is no JSON.")] = False,
+    master_key_file: MasterKey = None,
     actor: Actor = None,
     yes: Yes = False,
 ) -> None:
@@ -61,7 +65,8 @@ def edit(
     named = None if handler is None else Named.load(handler)
     with dead_letters(database) as engine:
         if transform is not None:
-            _transform(engine, name, Transform.load(transform), who, named, yes=yes)
+            edits = Edits(engine, vault=opened_vault(engine, master_key_file))
+            _transform(engine, edits, name, Transform.load(transform), who, named, yes=yes)
             return
         dlq_id = one_letter(engine, name)
         payload = _payload(engine, dlq_id, payload_file, ask=not header and not drop_header)
@@ -71,13 +76,15 @@ def edit(
             without=tuple(drop_header or ()),
             force=force,
         )
-        made = Edits(engine).edit(dlq_id, change, who, handler=named)
+        vault = opened_vault(engine, master_key_file)
+        made = Edits(engine, vault=vault).edit(dlq_id, change, who, handler=named)
     say(made.difference or "nothing changed")
     say(f"dead letter {dlq_id[:8]} has revision {made.revision}; a replay sends that one")
 
 
 def _transform(
     engine: Engine,
+    edits: Edits,
     name: str,
     transform: Transform,
     who: Warrant,
@@ -91,7 +98,6 @@ def _transform(
         ids = list(db.execute(query.order_by(message.c.seq)).scalars())
     if not ids:
         raise NotFound(f"group {group.group_id[:8]} has nothing pending")
-    edits = Edits(engine)
     samples, failures = edits.preview(ids, transform, handler=handler)
     for sample in samples:
         say(f"{sample.dlq_id[:8]}:\n{sample.difference}\n")

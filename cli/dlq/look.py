@@ -29,6 +29,7 @@ from holdfast.cli.dlq.options import (
 )
 from holdfast.cli.dlq.shown import age, ago, bars, sparkline, when
 from holdfast.cli.options import Config, Json, Limit
+from holdfast.database import reading
 from holdfast.dlq.groups import STATES, Groups, Which
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.retention import expiring
@@ -64,6 +65,7 @@ def stats_(
     say(f"pending {found.pending:,}   oldest {age(found.oldest_seconds)}   parked {found.parked:,}")
     say(f"in  24 h {sum(found.inflow):>8,}  {sparkline(found.inflow)}")
     say(f"out 24 h {sum(found.outflow):>8,}  {sparkline(found.outflow)}  {word} by {abs(flow):,}")
+    say(_pace(found.inflow))
     states = ", ".join(
         f"{count} {state}" for state, count in found.groups_by_state.items() if count
     )
@@ -166,7 +168,7 @@ def list_(
             state=None if state == "any" else state,
         )
         query = select(*(message.c[name] for name in _FIELDS)).where(*selection.where())
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             rows = db.execute(query.order_by(message.c.seq.desc()).limit(limit)).mappings().all()
     if as_json:
         print_json([_plain(row) for row in rows])
@@ -185,6 +187,15 @@ def list_(
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _pace(inflow: tuple[int, ...]) -> str:
+    """Return how this hour and the last compare with the rest of the day."""
+    now, usual = sum(inflow[-2:]) / 2, sum(inflow[:-2]) / (len(inflow) - 2)
+    told = f"this hour and the last: {now:.1f} an hour, before that {usual:.1f}"
+    if now > _CRITICAL * usual:
+        return f"{told}: a storm" if now >= _FEW else told
+    return f"{told}: more than usual" if now > _MORE * usual and now >= _FEW else told
 
 
 def _say_nothing(database: str, **filters: object) -> None:
@@ -208,6 +219,8 @@ def _plain(row: Any) -> dict[str, Any]:
     return {**row, "message_key": None if row["message_key"] is None else _key(row)}
 
 
+_MORE, _CRITICAL = 2, 5  # times the usual inflow
+_FEW = 5  # an hour: fewer are no storm whatever the usual is
 _STATES = ("pending", "confirmed", "discarded", "parked", "any")
 _FIELDS = (
     "dlq_id", "group_id", "state", "message_id", "topic", "message_key", "lane", "position",

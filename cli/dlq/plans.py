@@ -1,25 +1,27 @@
 """`holdfast dlq plans` and `verify`: watch and steer replays, from any process."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.exits import EXIT_UNCONFIRMED
 from holdfast.cli.dlq.opened import dead_letters, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
-from holdfast.cli.dlq.sending import outlet, send
-from holdfast.cli.dlq.shown import when
+from holdfast.cli.dlq.sending import outlet, resuming, send
+from holdfast.cli.dlq.shown import ago, when
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Broker, Config, Json, Limit, Reason
 from holdfast.dlq.replay.plan import Plan, Tally
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.state import ACTIVE, ItemState
+from holdfast.dlq.schema import group
 
 app = typer.Typer(help="Watch and steer replay plans.", no_args_is_help=True)
 
@@ -41,17 +43,18 @@ def list_(
     with dead_letters(database) as engine:
         plans = Plans(engine)
         found = [(plan, plans.tally(plan)) for plan in plans.latest(limit=limit, active=is_open)]
+        alone = {plan.id for plan, _ in found if _is_alone(plans, plan)}
     if as_json:
         print_json([_as_json(plan, counts) for plan, counts in found])
         return
+    now = datetime.now(UTC).timestamp()
     rows = [
-        (p.short, p.state, f"{p.total:,}", f"{p.sent:,}", f"{c[ItemState.CONFIRMED]:,}",
-         f"{c[ItemState.FAILED_AGAIN]:,}", p.created_by, when(p.created_at), p.reason)
+        (p.short, f"{p.state}, no sender" if p.id in alone else p.state, f"{p.sent:,}/{p.total:,}",
+         f"{c[ItemState.CONFIRMED]:,}", f"{c[ItemState.FAILED_AGAIN]:,}", ago(p.created_at, now),
+         f"{p.created_by}: {p.reason}")
         for p, c in found
     ]  # fmt: skip
-    headings = ("plan", "state", "messages", "sent", "confirmed", "failed again", "by", "made",
-                "reason")  # fmt: skip
-    print_table(headings, rows)
+    print_table(("plan", "state", "sent", "confirmed", "failed again", "made", "by"), rows, whole=2)
 
 
 @app.command(epilog="Example: holdfast dlq plans show 9c41")
@@ -62,6 +65,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         plan = plans.find(name)
         counts = plans.tally(plan)
         notes = _notes(engine, plan)
+        is_alone = _is_alone(plans, plan)
     if as_json:
         print_json({**_as_json(plan, counts), "notes": notes})
         return
@@ -73,11 +77,14 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         say(f"  stopped: {plan.stopped_because}")
     if plan.approval:
         say(f"  approval: {plan.approved_by or 'waited for'}")
-    if plan.owner:
+    if is_alone:
+        say(f"  its sender {plan.owner or ''} is gone: {_onward(plan, counts)}")
+    elif plan.owner:
         say(f"  sent by {plan.owner}")
     print_table(("state", "messages"), [(s.value, f"{n:,}") for s, n in counts.counts.items()])
     for note in notes:
-        say(f"  {note['dlq_id'][:8]} {note['state']}: {note['note'] or note['again'] or ''}")
+        words = note["note"] or note["error"] or (note["again"] or "")[:12]
+        say(f"  {note['dlq_id'][:8]} {note['state']}: {words}")
 
 
 @app.command(epilog="Example: holdfast dlq plans pause 9c41 --reason 'load on the database'")
@@ -154,6 +161,7 @@ def verify(
         is_whole = plans.manifest_hash(plan) == plan.hash
         if overdue:
             plans.overdue(plan, warrant(actor, "verify --overdue"))
+        plan = plans.ended(plan, warrant(actor, "verify: every message has an outcome"))
         counts = plans.tally(plan)
     waiting = counts[ItemState.SENT] + counts[ItemState.UNKNOWN] + counts[ItemState.CLAIMED]
     if as_json:
@@ -175,7 +183,10 @@ def verify(
 
 def _notes(engine: Engine, plan: Plan) -> list[dict[str, Any]]:
     names = ("dlq_id", "state", "note", "again")
-    query = select(*(item.c[name] for name in names)).where(
+    # What it failed with this time: a group has the words of its kind of failure.
+    words = select(func.min(group.c.title)).where(group.c.fingerprint == item.c.again)
+    columns = (*(item.c[name] for name in names), words.scalar_subquery().label("error"))
+    query = select(*columns).where(
         item.c.plan_id == plan.id,
         item.c.state.in_([s.value for s in (ItemState.FAILED_AGAIN, ItemState.HELD,
                                             ItemState.PARKED, ItemState.SKIPPED)]),
@@ -183,6 +194,17 @@ def _notes(engine: Engine, plan: Plan) -> list[dict[str, Any]]:
     with engine.connect() as db:
         found = db.execute(query.order_by(item.c.position).limit(20)).mappings()
         return [dict(row) for row in found]
+
+
+def _is_alone(plans: Plans, plan: Plan) -> bool:
+    """Whether *plan* looks as if it were being sent and nobody sends it."""
+    return plan.state in ACTIVE and not plans.is_sent_now(plan)
+
+
+def _onward(plan: Plan, counts: Tally) -> str:
+    if plan.sent == plan.total and not counts[ItemState.SENT]:
+        return f"everything has an outcome, close it with  holdfast dlq verify {plan.short}"
+    return f"go on with  {resuming(plan)}"
 
 
 def _as_json(plan: Plan, counts: Tally) -> dict[str, Any]:

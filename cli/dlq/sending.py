@@ -15,8 +15,9 @@ from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.sender import Sender
-from holdfast.dlq.replay.state import ACTIVE
-from holdfast.errors import ConfigurationError
+from holdfast.dlq.replay.state import ACTIVE, ItemState, NotNow
+from holdfast.dlq.replay.target import Target
+from holdfast.errors import ConfigurationError, HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay.plan import Plan
+    from holdfast.dlq.replay.plan import Plan, Terms
+    from holdfast.dlq.replay.surveying import Manifest
     from holdfast.dlq.vault import Vault
     from holdfast.ports import Broker
 
@@ -49,6 +51,24 @@ def outlet(engine: Engine, broker: str, master_key: Path | None) -> Iterator[Out
         opened.close()
 
 
+def require_target(through: Outlet, terms: Terms, manifest: Manifest) -> None:
+    """Refuse a topic that is not there before anything is claimed for it."""
+    if terms.to_topic is not None:
+        places = {(letter.topic, letter.group) for letter in manifest.letters}
+        Target(through.broker, terms.to_topic).prepare(places)
+
+
+def require_some(manifest: Manifest) -> None:
+    """Refuse to make a plan that sends nothing, and say why; the loop cap parks by one."""
+    if manifest.letters or any(state is ItemState.PARKED for _, state, _ in manifest.aside):
+        return
+    letter, state, why = manifest.aside[0]
+    raise NotNow(
+        f"none of the {len(manifest.aside):,} messages can be sent: {letter.dlq_id[:8]} is "
+        f"{state.value}, {why}"
+    )
+
+
 def send(
     engine: Engine, plan: Plan, through: Outlet, warrant: Warrant, *, as_json: bool
 ) -> NoReturn:
@@ -64,6 +84,10 @@ def send(
             plans.pause(found, Warrant(actor=warrant.actor, reason="interrupted at the terminal"))
         say(f"interrupted; nothing is lost. Go on with:  {resuming(plan)}")
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except HoldfastError:
+        say(f"plan {plan.short} keeps its messages. Go on with:  {resuming(plan)}, or free them:  "
+            f"holdfast dlq plans abort {plan.short} --reason …")  # fmt: skip
+        raise
     tell(engine, plans.find(plan.id), ending, as_json=as_json)
     raise SystemExit(CODES[ending.kind])
 

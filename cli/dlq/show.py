@@ -13,6 +13,7 @@ from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
 from holdfast.cli.options import Config, Json
+from holdfast.database import reading
 from holdfast.dlq.groups import Group
 from holdfast.dlq.letter import DeadLetter
 from holdfast.dlq.replay.edits import Edits
@@ -39,7 +40,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         dlq_id = _sample(engine, group) if group is not None else one_letter(engine, name)
         query = select(message).where(message.c.dlq_id == dlq_id)
         judged = None if group is None else _judged(engine, group)
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             row = db.execute(query).mappings().first()
             passed = db.execute(select(overtaken).where(overtaken.c.dlq_id == dlq_id)).first()
             plans = db.execute(
@@ -82,7 +83,7 @@ def explain(
         group = _group(engine, name)
         if group is None:
             query = select(message.c.group_id).where(message.c.dlq_id == one_letter(engine, name))
-            with engine.connect() as db:
+            with reading(engine).connect() as db:
                 own = str(db.execute(query).scalar_one())
             group = one_group(engine, own)
         triage, around = _judged(engine, group)
@@ -118,7 +119,7 @@ def _sample(engine: Engine, group: Group) -> str:
         .order_by(case((message.c.state == PENDING, 0), else_=1), message.c.seq.desc())
         .limit(1)
     )
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         return str(db.execute(latest).scalar() or group.sample)
 
 
@@ -130,7 +131,7 @@ def _judged(engine: Engine, group: Group) -> tuple[dict[str, Any], Around]:
         .group_by(message.c.verdict)
     )
     now = datetime.now(UTC).timestamp()
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         verdicts = {
             verdict: {"pending": count, "next_retry": due}
             for verdict, count, due in db.execute(query)
@@ -167,6 +168,12 @@ def _show_group(group: Group) -> None:
         say(f"  owner {group.owner}")
     if group.note:
         say(f"  note: {group.note}")
+    if group.state == "muted":
+        say(f"  muted until {when(group.muted_until)}")
+    if group.pending:
+        name = group.group_id[:8]
+        say(f"  next: holdfast dlq simulate {name} --handler MODULE:FUNCTION, then  holdfast dlq "
+            f"replay {name} --dry-run")  # fmt: skip
     say("")
 
 
@@ -174,9 +181,11 @@ def _show_letter(letter: DeadLetter, row: Any) -> None:
     source, made = letter.coordinates, letter.message
     key = "no key" if made.key is None else f"key {made.key_text}"
     say(f"dead letter {letter.dlq_id}  {row['state']}  message {made.id} ({made.type})")
-    say(f"  {made.topic}/{source.lane} at {source.position}, {key}; event {made.time.isoformat()}")
+    place = "" if source.position is None else f"/{source.lane} at {source.position}"
+    say(f"  {made.topic}{place}, {key}; event {made.time.isoformat()}")
     say(f"  failed {row['occurrences']} times, {when(row['first_failed_at'])} to "
-        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, replayed "
+        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, timeouts "
+        f"{letter.history.timeouts}, replayed "
         f"{row['replay_count']} times")  # fmt: skip
     if made.correlation_id:
         say(f"  correlation {made.correlation_id}  trace {made.traceparent or '–'}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import and_, case, exists, func, select
 
+from holdfast.dlq.letter import Governance
 from holdfast.dlq.replay.manifest import Candidate
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.restoring import opened
@@ -100,6 +101,27 @@ def messages(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Message]:
     Encrypted fields stay encrypted.
     """
     return {row.dlq_id: _message(row) for row in _rows(db, dlq_ids)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A message in its latest revision, as it is kept."""
+
+    message: Message
+    revision: int
+    governance: Governance
+
+
+def stored(db: Connection, dlq_ids: Sequence[str]) -> dict[str, Stored]:
+    """Return the messages with what an edit must know, by the ids of their dead letters."""
+    return {
+        row.dlq_id: Stored(
+            message=_message(row),
+            revision=row.edited or 0,
+            governance=Governance() if row.envelope is None else _envelope(row.envelope).governance,
+        )
+        for row in _rows(db, dlq_ids)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from sqlalchemy import func, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit
+from holdfast.dlq.replay.lease import database_seconds
 from holdfast.dlq.replay.manifest import digest
 from holdfast.dlq.replay.plan import Plan, Tally
 from holdfast.dlq.replay.schema import item, plan
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from holdfast.dlq.replay.rate import Rate
 
 
+_SHORT_FROM = 29  # of the 36 characters of an id: `Plan.short`
+
+
 class Plans:
     """Finds plans and changes their state; sending is the sender's."""
 
@@ -36,13 +40,14 @@ class Plans:
         self._audit = Audit(clock=clock)
 
     def find(self, text: str) -> Plan:
-        """Return the plan whose id begins or ends with *text*."""
+        """Return the plan whose id, or the short form of it, begins or ends with *text*."""
         if not text.strip():
             raise ConfigurationError("the plan's id is empty: see  holdfast dlq plans list")
         wanted = text.strip().lower()
         match = or_(
             plan.c.id.startswith(wanted, autoescape=True),
             plan.c.id.endswith(wanted, autoescape=True),
+            func.substr(plan.c.id, _SHORT_FROM).startswith(wanted, autoescape=True),
         )
         with self._engine.connect() as db:
             rows = db.execute(select(plan).where(match).limit(3)).mappings().all()
@@ -62,6 +67,29 @@ class Plans:
         with self._engine.connect() as db:
             return [Plan.of(row) for row in db.execute(found).mappings()]
 
+    def is_sent_now(self, found: Plan) -> bool:
+        """Whether a sender that is alive has *found*, by the clock of the database."""
+        query = select(plan.c.until > database_seconds(self._engine.dialect.name)).where(
+            plan.c.id == found.id, plan.c.owner.is_not(None)
+        )
+        with self._engine.connect() as db:
+            return bool(db.execute(query).scalar())
+
+    def ended(self, found: Plan, warrant: Warrant) -> Plan:
+        """Return *found*, done if every message of it has an outcome and nobody sends it."""
+        counts = self.tally(found)
+        waits = any(
+            counts[state] for state in (ItemState.CLAIMED, ItemState.SENT, ItemState.UNKNOWN)
+        )
+        if found.state in (*ACTIVE, PlanState.PAUSED, PlanState.STOPPED) and not (
+            waits or self.is_sent_now(found)
+        ):
+            at = self._clock.now().timestamp()
+            return self._moved(
+                found, PlanState.DONE, warrant, "replay.done", lambda _db: {"ended_at": at}
+            )
+        return found
+
     def tally(self, found: Plan) -> Tally:
         """Return what became of the items; those sent and without an outcome count as sent."""
         with self._engine.connect() as db:
@@ -79,8 +107,7 @@ class Plans:
             raise NotNow(f"plan {found.short} was approved by {found.approved_by}")
         if warrant.actor.strip().casefold() == found.created_by.strip().casefold():
             raise NotNow(
-                f"{found.created_by} made plan {found.short}: somebody else must approve it "
-                "(--actor says who acts)"
+                f"{found.created_by} made plan {found.short}: somebody else must approve it"
             )
 
         def work(db: Connection) -> None:

@@ -97,7 +97,7 @@ class Run:
 
     def _send(self, end: int, until: int) -> None:
         """Publish up to *end*; the batch before it is marked while this one is on its way."""
-        batch = self._fit(self._stream.read(self._handed, end))
+        batch = self._fit(self._stream.read(self._handed, end, self._mark))
         self._target.prepare(batch.places)
         if self._plan.rate.per_second is None:
             self._stream.read_ahead(end, min(until, end + self._stream.fits))

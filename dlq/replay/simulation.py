@@ -1,21 +1,21 @@
 """Simulation: the new handler runs on the dead letters, and nothing of it stays.
 
-Every message is handled in a transaction that is rolled back, with effects switched off, so
-that the outcome of a replay is known per kind of failure before anything is sent.
+Every message is handled in a sandbox, with effects switched off, so that the outcome of a
+replay is known per kind of failure before anything is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.orm import Session
-
 from holdfast.dlq.capture import capture
 from holdfast.dlq.replay.letters import WITHHELD, Opened, open_messages
+from holdfast.dlq.replay.sandbox import Escaped, Sandbox
 from holdfast.dlq.rows import fingerprint_of
 from holdfast.effects import suppressed
 from holdfast.errors import ConfigurationError
@@ -24,7 +24,8 @@ from holdfast.message import handling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Engine
+    from sqlalchemy.orm import Session
 
     from holdfast.dlq.replay.handlers import Named
     from holdfast.dlq.replay.manifest import Candidate
@@ -84,13 +85,13 @@ def simulate(
     predictions: dict[str, Prediction] = {}
     done = 0
     for chunk, opened in _read(store, letters, vault):
-        with _rolled_back(database) as connection:
+        with contextlib.nullcontext() if database is None else Sandbox(database) as sandbox:
             for letter in chunk:
                 kind = letter.fingerprint or ""
                 prediction = predictions.setdefault(kind, Prediction(kind))
                 if (message := opened.messages.get(letter.dlq_id)) is not None:
                     is_secret = letter.dlq_id in opened.secret
-                    error = _tried(call, message, connection, prediction)
+                    error = _tried(call, message, sandbox, letter, prediction)
                     if error is not None:
                         _note(prediction, message, error, letter, is_secret=is_secret)
                 elif letter.dlq_id in opened.closed:
@@ -136,58 +137,36 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-class _rolled_back:  # noqa: N801 - used as a function
-    """A transaction that leaves nothing, whatever the handler commits."""
-
-    def __init__(self, engine: Engine | None) -> None:
-        self._connection = None if engine is None else engine.connect()
-
-    def __enter__(self) -> Connection | None:
-        if self._connection is not None:
-            self._connection.begin()
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        if self._connection is not None:
-            self._connection.rollback()
-            self._connection.close()
-
-
 def _tried(
-    call: _Call, message: Message, connection: Connection | None, prediction: Prediction
-) -> Exception | None:
-    """Run the handler once, between savepoints; return what it raised."""
-    savepoint = None if connection is None else connection.begin_nested()
-    session = None
-    if connection is not None:
-        # The handler's own commit ends a savepoint, never the transaction outside.
-        session = Session(connection, join_transaction_mode="create_savepoint")
+    call: _Call,
+    message: Message,
+    sandbox: Sandbox | None,
+    letter: Candidate,
+    prediction: Prediction,
+) -> BaseException | None:
+    """Run the handler once; return what it raised."""
     try:
         with suppressed() as skipped, handling(message):
-            call(message, session)
-            if session is not None:
-                session.flush()
-    except ConfigurationError:
+            if sandbox is None:
+                call(message, None)
+            else:
+                sandbox.run(lambda session: call(message, session))
+    except KeyboardInterrupt:
         raise
-    except Exception as error:  # noqa: BLE001 - any end of the handler is an answer
-        if savepoint is not None and savepoint.is_active:
-            savepoint.rollback()
+    except Escaped as error:
+        raise Escaped(f"message {letter.dlq_id}: {error}") from error
+    except BaseException as error:  # noqa: BLE001 - any end is an answer, sys.exit(0) too
         return error
     else:
         prediction.passes += 1
         prediction.effects.update(skipped)
-        if session is not None:
-            session.commit()
         return None
-    finally:
-        if session is not None:
-            session.close()
 
 
 def _note(
     prediction: Prediction,
     message: Message,
-    error: Exception,
+    error: BaseException,
     letter: Candidate,
     *,
     is_secret: bool,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from sqlalchemy.engine import Engine
 
     from holdfast.dlq.replay.outgoing import Batch, Reader
 
+_SECOND = 1.0
 _FIRST = 200  # messages, before anything is known about their size
 _MOST_BYTES = 16 * 1024 * 1024
 """Of payloads in a batch: three of them are in memory at a time."""
@@ -30,15 +33,27 @@ class Stream:
         self.fits = min(batch, _FIRST)
         """How many messages make a batch."""
 
-    def read(self, start: int, end: int) -> Batch:
-        """Return what is to be sent from *start* up to before *end*."""
+    def read(self, start: int, end: int, meanwhile: Callable[[], None]) -> Batch:
+        """Return what is to be sent from *start* up to before *end*.
+
+        While that takes long, *meanwhile* is called every second.
+        """
+        was_ahead = self._ahead is not None and self._ahead[:2] == (start, end)
+        if not was_ahead:
+            self._drop()
+            self.read_ahead(start, end)
+        assert self._ahead is not None  # noqa: S101 - a batch has at least one number
+        future, self._ahead = self._ahead[2], None
+        while not wait([future], _SECOND).done:
+            meanwhile()
+        found = future.result()
+        return self.current(found) if was_ahead else found
+
+    def _drop(self) -> None:
+        """Forget what was read ahead: something else is wanted."""
         if self._ahead is not None:
-            first, last, future = self._ahead
+            self._ahead[2].cancel()
             self._ahead = None
-            found = future.result()
-            if (first, last) == (start, end):
-                return self.current(found)
-        return self._fetch(start, end)
 
     def read_ahead(self, start: int, end: int) -> None:
         """Begin to read from *start* up to before *end*."""

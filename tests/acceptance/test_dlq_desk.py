@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import update
 from holdfast.dlq import capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.figures import snapshot, unfolded
 from holdfast.dlq.replay import Selection, Terms, freeze
 from holdfast.dlq.schema import message
 from holdfast.errors import Transient
@@ -186,7 +188,7 @@ def test_the_trend_is_whole_on_a_narrow_terminal(
 
     monkeypatch.setattr(display.out, "_width", 80)
     desk.fail(3, ValueError("bad total"))
-    assert "·" * 23 + "█" in desk.run("groups")[1]
+    assert re.search("[·█]{24}", desk.run("groups")[1])
 
 
 def test_a_topic_that_does_not_exist_is_not_collected_in_silence(desk: Desk) -> None:
@@ -223,3 +225,19 @@ def test_ten_megabytes_of_hostile_text_are_harmless_in_every_view(
         assert code == 0, error_said
         assert len(said) < 100_000
         assert not set(said) & set("\x1b\x07\x9b\u202e\x00"), form
+
+
+def test_a_storm_is_told_from_a_usual_night(desk: Desk) -> None:
+    """By the inflow of these hours against that of the day before."""
+    desk.fail(12, ValueError("bad total"))
+    assert "6.0 an hour, before that 0.0: a storm" in desk.run("stats")[1]
+
+
+def test_looking_keeps_no_writer_waiting(desk: Desk) -> None:
+    """On SQLite, too: whoever reads for long does not stop the consumer meanwhile."""
+    desk.fail(2, ValueError("bad total"))
+    with snapshot(desk.engine) as db:
+        assert len(unfolded(db)) == 1
+        desk.fail(1, KeyError("while somebody looks"))
+        assert len(unfolded(db)) == 1  # still the same moment
+    assert len(desk.json("groups")) == 2

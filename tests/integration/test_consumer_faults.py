@@ -7,16 +7,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import Message, PoisonMessage, Transient, new_id
 from holdfast.brokers import connect
-from holdfast.consumer import Attempt, Consumer  # noqa: TC001 - handlers ask for it
+from holdfast.consumer import Attempt, Consumer, Ending
 from holdfast.dlq import close, dead_letter
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import idempotent
-from holdfast.retry import Backoff, checkpoint, retry, timeout
+from holdfast.retry import AskedToWait, Backoff, Budget, checkpoint, retry, timeout
 from holdfast.testing import Fault, ScriptedBroker
 from tests.consuming import Bench, running, until
 from tests.effects.run import Run
@@ -438,3 +439,141 @@ def test_an_event_of_an_unknown_version_is_a_dead_letter_that_says_what_to_deplo
         until(lambda: bench.lag == 0, "everything acknowledged")
     assert seen == [{"n": 2}]
     assert "newer than 2" in bench.letters[0].error_text
+
+
+# -- an outage is not poison ------------------------------------------------------------------
+
+
+def test_a_spent_retry_budget_makes_no_dead_letters(bench: Bench) -> None:
+    """The budget spares a dependency that is down; its messages wait, and go on after it."""
+    down = threading.Event()
+    down.set()
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.2))
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(
+        Backoff(first=0.01, ceiling=0.02, attempts=3),
+        budget=Budget(ratio=0, per_second=0),
+    )
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        if down.is_set():
+            raise ConnectionError("no bank")
+        bench.note(session, order)
+
+    wanted = [f"o{n}" for n in range(8)]
+    for order in wanted:
+        bench.publish(order, key=order)
+    with running(consumer):
+        until(lambda: consumer.tally.released > 30, "many tries without a budget")
+        assert (bench.letters, bench.lag) == ([], 8)
+        down.clear()
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert sorted(bench.effects) == wanted
+    assert bench.letters == []
+
+
+class Busy(ConnectionError):
+    """As a gateway answers 429 with Retry-After: 900."""
+
+    retry_after = 900
+
+
+def test_a_long_retry_after_is_waited_for_in_the_database(bench: Bench) -> None:
+    """What the other side asks for is a floor, however long: parked, and nobody is dead."""
+    consumer, seen = bench.consumer(), []
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=5))
+    def handle(order: str) -> None:
+        seen.append(order)
+        raise Busy("quota")
+
+    bench.publish("x")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert (seen, bench.letters) == (["x"], [])
+    (row,), (key,) = bench.held, bench.held_keys
+    assert row.attempt == 2
+    assert key.due - row.parked_at >= 890
+
+
+def test_a_loop_of_ones_own_hears_when_to_come_again(bench: Bench) -> None:
+    """Without the runtime nothing sleeps for a quarter of an hour, and nothing is dead."""
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=5))
+    def handle(order: str) -> None:
+        raise Busy("quota")
+
+    outcome = consumer.handler("orders").handle(Message.new("orders", b"x", key="k"))
+    assert (outcome.ending, outcome.acknowledge) == (Ending.RELEASED, False)
+    assert isinstance(outcome.error, AskedToWait)
+    assert outcome.error.retry_after == 900
+    assert bench.letters == []
+
+
+# -- an error that the handler swallows --------------------------------------------------------
+
+
+@pytest.mark.parametrize("server", ["mariadb", "postgres"])
+def test_a_deadlock_that_the_handler_swallows_is_no_half_effect(
+    tmp_path: Path, request: pytest.FixtureRequest, server: str
+) -> None:
+    """The database undid the first half and the dedup row: nothing is committed, it runs again."""
+    bench = Bench(tmp_path, request.getfixturevalue(server).database("faults_swallowed"))
+    with bench.engine.begin() as db:
+        db.exec_driver_sql("CREATE TABLE account (id INT PRIMARY KEY, cents INT)")
+        db.exec_driver_sql("CREATE TABLE heavy (id INT PRIMARY KEY)")
+        db.exec_driver_sql("INSERT INTO account VALUES (1, 0), (2, 0)")
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.05))
+    swallowed: list[str] = []
+    runs: list[int] = []
+
+    @consumer.on("orders")
+    @retry(Backoff(first=0.01, ceiling=0.05, attempts=5))
+    @idempotent
+    def transfer(order: str, session: Session) -> None:
+        runs.append(1)
+        bench.note(session, "debit")
+        session.execute(text("UPDATE account SET cents = cents - 1 WHERE id = 1"))
+        if len(runs) == 1:
+            rival = threading.Thread(target=rivalry, daemon=True)
+            rival.start()
+            assert locked.wait(NEVER)
+            try:
+                session.execute(text("UPDATE account SET cents = cents + 1 WHERE id = 2"))
+            except DBAPIError as error:
+                swallowed.append(str(error))
+            rival.join(NEVER)
+        try:
+            bench.note(session, "credit")
+        except DBAPIError as error:
+            swallowed.append(str(error))
+
+    locked = threading.Event()
+
+    def rivalry() -> None:
+        with bench.engine.connect() as db:
+            if server == "mariadb":  # the one who wrote less is the one that is undone
+                for number in range(50):
+                    db.execute(text("INSERT INTO heavy VALUES (:n)"), {"n": number})
+            else:
+                db.exec_driver_sql("SET LOCAL deadlock_timeout = '60s'")
+            db.exec_driver_sql("UPDATE account SET cents = cents + 10 WHERE id = 2")
+            locked.set()
+            db.exec_driver_sql("UPDATE account SET cents = cents + 10 WHERE id = 1")
+            db.commit()
+
+    message = Message.new("orders", b"x", key="k")
+    bench.send(message)
+    with running(consumer):
+        until(lambda: bench.lag == 0, "acknowledged")
+    assert swallowed, "there was no deadlock"
+    assert len(runs) == 2
+    assert bench.effects == ["debit", "credit"]
+    bench.close()

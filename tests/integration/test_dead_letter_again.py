@@ -11,12 +11,14 @@ from holdfast.dlq import StoreHome, capture, close, reopen
 from holdfast.dlq.alerts import Alerts
 from holdfast.dlq.audit import Audit, Warrant, verify
 from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.group import STATES
 from holdfast.dlq.groups import AlreadyOver, Groups, Which
 from holdfast.dlq.replay.marks import Marks
 from holdfast.dlq.retention import prunable, prune
 from holdfast.dlq.schema import group, message
 from holdfast.dlq.stats import stats
 from holdfast.dlq.tally import fold
+from holdfast.headers import Headers
 from holdfast.message import Message
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, count, emptied, failed, letter, opened
@@ -166,11 +168,50 @@ def test_a_letter_that_fails_alike_is_seen_again(small: Engine) -> None:
     assert sum(found.pending for found in one) == 1
 
 
+def test_timeouts_are_counted_over_all_failures(engine: Engine) -> None:
+    """Whether it is slow or wrong is another question than what failed last."""
+    home, first = StoreHome(engine), letter(error=failed(TimeoutError("gateway")))
+    home.put(first)
+    home.put(replayed(first, TimeoutError("gateway")))
+    home.put(replayed(first, ValueError("bad order")))
+    stored = home.get(first.dlq_id)
+    assert stored is not None
+    assert (stored.history.timeouts, stored.history.attempts) == (2, 3)
+    assert stored.failure.root.type == "ValueError"
+
+
+def test_a_failure_of_before_it_was_closed_does_not_open_a_letter_again(engine: Engine) -> None:
+    """Collected late, it goes to the history; one of after that, or in doubt, opens it."""
+    early, clock = VirtualClock(), VirtualClock()
+    clock.advance(300)
+    home, first = StoreHome(engine, clock=clock), letter(clock=clock)
+    home.put(first)
+    clock.advance(600)
+    with engine.begin() as db:
+        reason = "refunded by hand"
+        close(db, [first.dlq_id], "discarded", actor="ada", reason=reason, clock=clock)
+    fold(engine, clock=clock)
+    clock.advance(600)
+    for seconds in (0, 700):  # before the first one that was stored, and after it
+        early.advance(seconds)
+        home.put(letter(error=failed(KeyError("price")), clock=early))
+    fold(engine, clock=clock)
+    (row,) = rows(engine)
+    assert (row.state, row.closed_by, row.due_at) == ("discarded", "ada", None)
+    assert (row.occurrences, row.error_type) == (3, "ValueError")
+    found = Groups(engine, clock=clock).listed(Which(states=STATES))
+    assert [one.state for one in found] == ["resolved"]
+    early.advance(150)  # 50 s before it was closed, by a host whose clock may be slow
+    home.put(letter(clock=early))
+    (row,) = rows(engine)
+    assert (row.state, row.closed_by) == ("pending", None)
+
+
 @pytest.mark.parametrize("number", ["9" * 20, "9" * 5000, "٣", "-1", ""])
 def test_no_count_in_a_header_keeps_a_letter_from_being_stored(engine: Engine, number: str) -> None:
     """Whoever wrote it: the message is dead-lettered all the same."""
-    made = Message.new("orders", b"x", key="k", headers={"x-replay-group": "billing",
-                                                          "x-replay-count": number})  # fmt: skip
+    marks = {"x-replay-group": "billing", "x-replay-count": number}
+    made = Message.new("orders", b"x", key="k").with_(headers=Headers(marks))
     StoreHome(engine).put(capture(made, ValueError("bad"), group="billing", handler="shop.bill"))
     assert [row.replay_count for row in rows(engine)] == [1]
 

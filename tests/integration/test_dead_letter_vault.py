@@ -12,6 +12,7 @@ from holdfast.dlq.audit import Warrant, entries, verify
 from holdfast.dlq.restoring import NotReplayable, restored
 from holdfast.dlq.vault import Forgotten, Vault, masked
 from holdfast.errors import ConfigurationError, MissingExtra
+from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, emptied, letter, opened
 
 if TYPE_CHECKING:
@@ -85,15 +86,54 @@ def test_forgetting_a_subject_erases_its_fields_and_nobody_elses(
         assert all("c-1" not in repr(entry) for entry in entries(db))
 
 
-def test_a_new_message_of_a_forgotten_subject_keeps_nothing_of_it(vault: Vault) -> None:
-    """Its fields are removed, and it cannot be replayed as it was."""
-    letter(1, payload=BODY, origin=origin(vault))
+def test_an_old_message_of_a_forgotten_subject_keeps_nothing_of_it(database: Engine) -> None:
+    """However late it fails: its fields are removed, and it cannot be replayed as it was."""
+    clock = VirtualClock()
+    vault = Vault(emptied(database), MASTER, clock=clock)
+    letter(1, payload=BODY, origin=origin(vault), clock=clock)
+    clock.advance(10)
     vault.forget("c-1", WARRANT)
-    late = letter(2, payload=BODY, origin=origin(vault))
+    late = letter(1, payload=BODY, origin=origin(vault), clock=VirtualClock())
     assert b"Ada" not in (late.message.payload or b"")
     assert not late.is_replayable
     with pytest.raises(NotReplayable, match="redacted"):
         restored(late, vault)
+
+
+def test_a_subject_that_comes_back_has_a_key_of_its_own_again(database: Engine) -> None:
+    """A new order is kept and replayed as it was; what was forgotten stays so, old or late."""
+    clock = VirtualClock()
+    vault = Vault(emptied(database), MASTER, clock=clock)
+    before = letter(1, payload=BODY, origin=origin(vault), clock=clock)
+    clock.advance(10)
+    assert vault.forget("c-1", WARRANT)
+    clock.advance(10)
+    after = letter(2, payload=BODY, origin=origin(vault), clock=clock)
+    assert after.is_replayable
+    assert b"Ada" not in (after.message.payload or b"")
+    assert b"Ada" in (restored(after, vault).payload or b"")
+    with pytest.raises(Forgotten, match="forgotten"):
+        restored(before, vault)
+    late = letter(3, payload=BODY, origin=origin(vault), clock=VirtualClock())
+    assert late.governance.sealed == ()
+    assert vault.forget("c-1", WARRANT)
+    with pytest.raises(Forgotten, match="forgotten"):
+        restored(after, vault)
+
+
+def test_fields_of_a_message_without_its_subject_are_sealed_all_the_same(
+    vault: Vault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is replayed as it was, and `(unknown)` can be forgotten as a subject is."""
+    body = BODY.replace(b"customer", b"custmer")
+    put = letter(payload=body, origin=origin(vault))
+    assert b"Ada" not in (put.message.payload or b"")
+    assert "does not say whose it is" in caplog.text
+    assert put.governance.subject == "(unknown)"
+    assert b"Ada" in (restored(put, vault).payload or b"")
+    assert vault.forget("(unknown)", WARRANT)
+    with pytest.raises(Forgotten):
+        restored(put, vault)
 
 
 def test_another_master_key_opens_nothing(vault: Vault, database: Engine) -> None:

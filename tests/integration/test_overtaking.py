@@ -204,7 +204,7 @@ def test_a_home_of_the_users_own_is_noticed(small: Bench) -> None:
 
 def test_a_loop_of_ones_own_notices_it(small: Bench) -> None:
     """Without positions the one that is handled later counts as newer."""
-    handler = Shop(small).consumer.handler("orders")
+    handler = Shop(small, quarantine=False).consumer.handler("orders")
     handler.handle(Message.new("orders", b"bad", key="sick"))
     handler.handle(Message.new("orders", b"after", key="sick"))
     assert list(held(small)) == ["bad"]

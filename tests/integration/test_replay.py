@@ -33,7 +33,8 @@ from holdfast.dlq.replay import (
     original,
 )
 from holdfast.dlq.replay.dry_run import dry_run
-from holdfast.dlq.replay.edits import Edit, Edits
+from holdfast.dlq.replay.edit import Edit
+from holdfast.dlq.replay.edits import Edits
 from holdfast.dlq.replay.lease import Fenced, Lease, TakenPlan
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table

@@ -449,6 +449,34 @@ def test_a_probing_process_that_dies_is_replaced(clock: VirtualClock) -> None:
     assert isinstance(fleet.b.state, HalfOpen)
 
 
+def test_a_process_that_probes_in_vain_follows_the_others(clock: VirtualClock) -> None:
+    """It has no message to try: what another one finds out ends its probe too."""
+    fleet = Fleet(clock)
+    trip(fleet.a)
+    fleet.refresh()
+    clock.advance(30)
+    fleet.sharing[1].refresh()  # b claims the probe, and has nothing to do
+    assert isinstance(fleet.b.state, HalfOpen)
+    fleet.store.say_closed("payments")
+    fleet.refresh()
+    assert isinstance(fleet.b.state, Closed)
+
+
+def test_a_probe_in_vain_is_left_to_those_who_have_a_message(clock: VirtualClock) -> None:
+    """Once its time is over the idle one steps back, and a busy one gets its turn."""
+    fleet = Fleet(clock)
+    trip(fleet.a)
+    fleet.refresh()
+    clock.advance(30)
+    fleet.sharing[1].refresh()
+    clock.advance(QUICK.probe_seconds)
+    fleet.sharing[1].refresh()
+    assert isinstance(fleet.b.state, Open)
+    fleet.sharing[1].refresh()  # it does not claim it again at once
+    fleet.sharing[0].refresh()
+    assert isinstance(fleet.a.state, HalfOpen)
+
+
 def test_without_refreshes_a_shared_circuit_still_recovers(clock: VirtualClock) -> None:
     """If the store or the refresher is gone, it probes by itself after twice its time."""
     fleet = Fleet(clock)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast.brokers.kafka")
 MAX_MESSAGE = 1_000_000  # librdkafka's default
 _UNSENT = Published(error=HoldfastError("no report yet"))
+_STORED = Published()
 _FULL_SECONDS = 0.1  # a pause for the queue to drain
 
 
@@ -68,6 +69,18 @@ def _reporter(
     return report
 
 
+def _failure_reporter(
+    failures: list[tuple[int, KafkaError]],
+) -> Callable[[int, KafkaError | None, Any], None]:
+    """Return the same for those who only want to know what failed: half the work."""
+
+    def report(index: int, error: KafkaError | None, _record: Any) -> None:
+        if error is not None:
+            failures.append((index, error))
+
+    return report
+
+
 class ConfluentProducer:
     """A thin layer over `Producer`; delivery reports find their message by a bound index."""
 
@@ -76,21 +89,25 @@ class ConfluentProducer:
         self._limit = int(configs.get("message.max.bytes", MAX_MESSAGE))
         self._lanes = _Lanes()
         self._reports: list[partial[None]] = []
+        self._briefs: list[partial[None]] = []
         self._results: list[Published] = []
         self._failures: list[tuple[int, KafkaError]] = []
         self._report = _reporter(self._results, self._failures, self._lanes)
+        self._brief = _failure_reporter(self._failures)
         with translated("making a Kafka producer"):
             self._client = Producer(configs)
             if "transactional.id" in configs:
                 self._client.init_transactions(settings.timeout)
 
-    def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
+    def publish(
+        self, messages: Sequence[Message], until: float, *, located: bool = True
+    ) -> list[Published]:
         """Hand all to librdkafka, then wait for the report of each."""
         results, failures = self._results, self._failures
-        results[:] = [_UNSENT] * len(messages)
+        results[:] = [_UNSENT if located else _STORED] * len(messages)
         failures.clear()
         produce: Any = self._client.produce
-        reports = self._reports_for(len(messages))
+        reports = self._reports_for(len(messages), located=located)
         for index, message in enumerate(messages):
             try:
                 produce(
@@ -108,15 +125,16 @@ class ConfluentProducer:
             results[index] = Published(error=self._fault(failure, messages[index]))
         return results.copy()
 
-    def _reports_for(self, count: int) -> list[partial[None]]:
+    def _reports_for(self, count: int, *, located: bool) -> list[partial[None]]:
         """Return a callback per index: librdkafka's reports do not say which message it was.
 
         They are kept from batch to batch. Thousands of new ones each time would make the
         garbage collector walk through the whole program every few batches.
         """
-        for index in range(len(self._reports), count):
-            self._reports.append(partial(self._report, index))
-        return self._reports
+        kept, report = (self._reports, self._report) if located else (self._briefs, self._brief)
+        for index in range(len(kept), count):
+            kept.append(partial(report, index))
+        return kept
 
     def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
         """Produce although the queue is full: wait for room, and serve reports meanwhile."""
@@ -186,10 +204,12 @@ class ConfluentProducer:
             self._client.flush(1.0)
         except:  # noqa: E722 - see `_serve`; what is broken is gone now
             _log.debug("dropping a producer: %s", sys.exc_info()[1])
+        self._briefs.clear()
         self._reports.clear()  # they refer to this object, and it to the client
         del self._client
 
     def close(self) -> None:
         """Close; nothing is outstanding."""
+        self._briefs.clear()
         self._reports.clear()
         self._client.close()

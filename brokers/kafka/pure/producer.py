@@ -76,7 +76,9 @@ class PureProducer:
                 self.abandon()
                 raise
 
-    def publish(self, messages: Sequence[Message], until: float) -> list[Published]:
+    def publish(
+        self, messages: Sequence[Message], until: float, *, located: bool = True
+    ) -> list[Published]:
         """Send all, then wait for each."""
         futures = [self._send(message) for message in messages]
         self._flush(until)

@@ -1,0 +1,41 @@
+"""What changed between two revisions of a message, for people to read."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from holdfast.message import Message
+
+_MOST_DIFFERENCE = 20_000
+
+
+def difference(before: Message, after: Message) -> str:
+    """Return what changed, line by line; JSON is laid out first, other bytes are told by size."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), "before", "after", lineterm="", n=2)
+    text = "\n".join(lines)
+    return text if len(text) <= _MOST_DIFFERENCE else f"{text[:_MOST_DIFFERENCE]}\n… (cut)"
+
+
+def _lines(message: Message) -> list[str]:
+    headers = [f"{name}: {_shown(value)}" for name, value in message.headers]
+    payload = message.payload
+    if payload is None:
+        return [*headers, "(tombstone)"]
+    try:
+        body = msgspec.json.format(payload, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = _shown(payload)
+    return [*headers, *body.splitlines()]
+
+
+def _shown(value: bytes | None) -> str:
+    if value is None:
+        return "(none)"
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"({len(value)} bytes: {value[:64].hex()}…)"

@@ -1,0 +1,79 @@
+"""Encrypted fields of a message that is edited: they are encrypted in what is stored, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from holdfast.dlq.redaction import changed
+from holdfast.dlq.rows import cut
+from holdfast.dlq.schema import subject_key
+from holdfast.dlq.vault import MARK
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+    from holdfast.dlq.letter import Governance
+    from holdfast.dlq.vault import Vault
+
+
+class Secrets:
+    """Keeps what is encrypted in the store encrypted; outside of transactions, for it reads."""
+
+    def __init__(self, engine: Engine, vault: Vault | None) -> None:
+        self._engine = engine
+        self._vault = vault
+
+    def opened(self, payload: bytes | None, governance: Governance) -> bytes | None:
+        """Return *payload* as a function may see it: readable with the vault, else as it is."""
+        if self._vault is None or not governance.sealed:
+            return payload
+        return self._vault.open(payload, governance.sealed, governance.subject or "")
+
+    def sealed(
+        self, payload: bytes | None, before: bytes | None, governance: Governance
+    ) -> bytes | None:
+        """Return *payload* as it may be stored in place of *before*.
+
+        New values of encrypted fields are encrypted too, which takes the vault. Only those
+        of a subject that was forgotten are not: there is no key any more.
+        """
+        old = _values(before, governance.sealed)
+        new = _values(payload, governance.sealed)
+        fresh = [path for path in new if path not in old or new[path] != old[path]]
+        if not fresh:
+            return payload
+        for path in fresh:
+            if isinstance(new[path], str) and new[path].startswith(MARK):
+                raise ConfigurationError(
+                    f"the encrypted field {path} was changed: leave it as it is, or put its new "
+                    "value there in full"
+                )
+        if self._is_forgotten(governance.subject or ""):
+            return payload
+        if self._vault is None:
+            raise ConfigurationError(
+                f"{', '.join(fresh)}: encrypted in this message, so the new value must be too; "
+                "give the vault's master key, by --master-key-file"
+            )
+        return self._vault.seal(payload, tuple(fresh), governance.subject or "")[0]
+
+    def _is_forgotten(self, subject: str) -> bool:
+        query = select(subject_key.c.wrapped).where(subject_key.c.subject == cut(subject))
+        with self._engine.connect() as db:
+            row = db.execute(query).first()
+        return row is not None and row.wrapped is None
+
+
+def _values(payload: bytes | None, paths: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values at *paths* by their place."""
+    found: list[Any] = []
+
+    def look(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    _, places = changed(payload, paths, look)
+    return dict(zip(places, found, strict=True))
