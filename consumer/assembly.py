@@ -18,6 +18,7 @@ from holdfast.consumer.intake import Intake
 from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
+from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
 from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
@@ -72,8 +73,9 @@ class Assembly:
         self._gates = gates
         self._delays = delays = Delays(broker, group, routes, clock)
         judge = Judge(
-            books, delays, settings=settings, tally=tally, metrics=metrics, stop=self._fail
-        )
+            books, delays, settings=settings, tally=tally, metrics=metrics, stop=self._fail,
+            reporter=Reporter(broker),
+        )  # fmt: skip
         performer = Performer(
             self.lanes, books, judge, owner=owner, settings=settings, tally=tally,
             metrics=metrics, bury=self._bury,

@@ -172,7 +172,7 @@ class Books:
         if work.message.is_replay:
             from holdfast.dlq.replay.outcomes import confirmed
 
-            confirmed(db, work.message, clock=self._clock)
+            work.unsaid = not confirmed(db, work.message, clock=self._clock)
         elif work.message.key is not None and not (work.call and work.call.duplicate):
             self._overtake(db, work)
 

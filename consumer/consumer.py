@@ -16,6 +16,7 @@ from holdfast.consumer.assembly import Assembly
 from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books, NotingHome, QuarantineHome
 from holdfast.consumer.metrics import ConsumerMetrics
+from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.route import Route, Routing
 from holdfast.consumer.settings import Settings
 from holdfast.consumer.single import Single
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.engine import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from holdfast.dlq import DeadLetter
     from holdfast.ports import Broker
@@ -41,7 +43,9 @@ class Consumer:
 
     Each key keeps its order and waits for nobody else. What fails comes again, what is
     poison goes to the dead letters and holds its key, what is down pauses the intake:
-    nothing is dropped, nothing is blamed for an outage. *options* are those of `Settings`.
+    nothing is dropped, nothing is blamed for an outage. *async_database* is the same database
+    for handlers that ask for an `AsyncSession`, with its own pool and settings; without it
+    one is made from the URL alone. *options* are those of `Settings`.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Consumer:
         *,
         group: str,
         database: str | Engine | None = None,
+        async_database: AsyncEngine | None = None,
         settings: Settings | None = None,
         clock: Clock = SYSTEM_CLOCK,
         metrics: ConsumerMetrics | None = None,
@@ -77,6 +82,8 @@ class Consumer:
             else QuarantineHome(self._books, StoreHome(self._books.engine, clock=clock))
         )
         self._routing = Routing(group, self.settings, engine, clock, self._home)
+        if async_database is not None:
+            self._routing.use(async_database)
         self._routes: dict[str, Route] = {}
         self._assembly: Assembly | None = None
         self._stopped = threading.Event()
@@ -111,7 +118,7 @@ class Consumer:
         if topic not in self._routes:
             known = ", ".join(sorted(self._routes)) or "none"
             raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
-        return Single(self._routes[topic], self._books)
+        return Single(self._routes[topic], self._books, Reporter(self.broker))
 
     @property
     def engine(self) -> Engine | None:

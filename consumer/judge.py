@@ -10,7 +10,7 @@ from holdfast.classification import classify
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
-from holdfast.errors import CircuitOpen, DependencyDown, Remedy, StaleDelivery
+from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, StaleDelivery
 from holdfast.layer import Later
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.consumer.books import Books
     from holdfast.consumer.delays import Delays
     from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.reporter import Reporter
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
 
@@ -42,6 +43,7 @@ class Judge:
         tally: Tally,
         metrics: ConsumerMetrics,
         stop: Callable[[BaseException], None],
+        reporter: Reporter,
     ) -> None:
         self._books = books
         self._delays = delays
@@ -49,6 +51,7 @@ class Judge:
         self._tally = tally
         self._metrics = metrics
         self._stop = stop
+        self._reporter = reporter
 
     def ran(self, work: Work, seconds: float) -> None:
         """Note how long the handler took."""
@@ -81,8 +84,27 @@ class Judge:
         self._tally.add(outcome)
         self._metrics.count(work.route.topic, outcome)
         self._clean(work)
+        if not dead and (work.unsaid or (self._books is None and work.message.is_replay)):
+            return self.report(work)
         holds = dead and self._settings.quarantine and work.key is not None
         return Settled(holds=holds and self._books is not None and self._settings.parks)
+
+    def report(self, work: Work) -> Verdict:
+        """Tell the store of a replay, which is elsewhere, that *work* was handled.
+
+        Until it is told, nothing is acknowledged; the handler is not run again for that.
+        """
+        work.unsaid = True
+        try:
+            self._reporter.tell(work.message)
+        except HoldfastError as error:
+            work.outages += 1
+            delay = self._settings.backoff.delay(min(work.outages, 8)) or 1.0
+            log.warning("message %s was handled; its replay hears of it later: %s",
+                        work.message.id, error)  # fmt: skip
+            return Wait(min(delay, self._settings.patience))
+        work.unsaid = False
+        return Settled()
 
     def _later(self, work: Work, later: Later) -> Verdict:
         """Keep the run for the next attempt, or park the message if that is long to wait."""

@@ -71,6 +71,8 @@ class Performer:
             return self._judge.down(work, error)
 
     def _before(self, work: Work) -> Verdict | None:
+        if work.unsaid:
+            return self._judge.report(work)
         books = self._books
         if books is None or work.later is not None:
             return None

@@ -22,7 +22,8 @@ from holdfast.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from holdfast.clock import Clock
     from holdfast.consumer.batches import Batches
@@ -154,6 +155,16 @@ class Routing:
             )
         return AsyncTransaction(self._asynchronous(engine))
 
+    def use(self, engine: AsyncEngine) -> None:
+        """Give handlers that ask for an `AsyncSession` this *engine*, of the same database."""
+        mine = None if self._engine is None else self._engine.url
+        if mine is None or _place(engine.url) != _place(mine):
+            raise ConfigurationError(
+                f"async_database is {engine.url!r}, database is {mine!r}: name the same database "
+                "twice, or dedup and effects would not commit together"
+            )
+        self._async_engine = engine
+
     def _asynchronous(self, engine: Engine) -> Any:
         if self._async_engine is None:
             from sqlalchemy.exc import InvalidRequestError
@@ -173,3 +184,7 @@ class Routing:
         if policy is None:
             return None
         return Breaker(f"dead letters of {topic}", policy, clock=self._clock)
+
+
+def _place(url: URL) -> tuple[object, ...]:
+    return url.get_backend_name(), url.host, url.port, url.database

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
@@ -11,7 +12,8 @@ from holdfast.consumer.books import translated
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Work, current_work
-from holdfast.errors import DependencyDown, Remedy
+from holdfast.dlq import dead_lettered
+from holdfast.errors import DependencyDown, HoldfastError, Remedy
 from holdfast.layer import Call
 from holdfast.message import begin_handling, handling
 
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from holdfast.consumer.books import Books
+    from holdfast.consumer.reporter import Reporter
     from holdfast.consumer.route import Route
     from holdfast.message import Message
+
+log = logging.getLogger("holdfast.consumer")
 
 
 class KeyHeld(DependencyDown):
@@ -43,9 +48,10 @@ class Single:
     Only `BaseException`s that end the process go out.
     """
 
-    def __init__(self, route: Route, books: Books | None) -> None:
+    def __init__(self, route: Route, books: Books | None, reporter: Reporter) -> None:
         self._route = route
         self._books = books
+        self._reporter = reporter
 
     def handle(self, message: Message) -> Outcome:
         """Handle *message*; acknowledge it if and only if the outcome says so."""
@@ -59,7 +65,7 @@ class Single:
             context.run(self._route.plan.run, call)
         except Exception as error:  # noqa: BLE001 - the outcome carries it
             return self._given_back(work, error)
-        return _done(work, call)
+        return self._done(work, call)
 
     async def handle_async(self, message: Message) -> Outcome:
         """Handle *message* with an `async def` handler."""
@@ -75,7 +81,7 @@ class Single:
             return await asyncio.to_thread(self._given_back, work, error)
         finally:
             current_work.reset(token)
-        return _done(work, call)
+        return await asyncio.to_thread(self._done, work, call)
 
     def _is_held_back(self, work: Work) -> bool:
         books = self._books
@@ -108,6 +114,17 @@ class Single:
                 return Outcome(Ending.RELEASED, outage)
         return Outcome(Ending.FAILED, error)
 
+    def _done(self, work: Work, call: Call) -> Outcome:
+        if work.letter is not None or dead_lettered(call) is not None:
+            return Outcome(Ending.DEAD_LETTERED, None)
+        if work.unsaid or (self._books is None and work.message.is_replay):
+            try:
+                self._reporter.tell(work.message)
+            except HoldfastError:
+                log.exception("message %s was handled, its replay does not hear of it",
+                              work.message.id)  # fmt: skip
+        return Outcome(Ending.DUPLICATE if call.duplicate else Ending.HANDLED)
+
 
 def _settle(db: Connection, books: Books, work: Work) -> None:
     books.confirm(db, work)
@@ -116,9 +133,3 @@ def _settle(db: Connection, books: Books, work: Work) -> None:
 def _enter(work: Any) -> None:
     begin_handling(work.message)
     current_work.set(work)
-
-
-def _done(work: Work, call: Call) -> Outcome:
-    if work.letter is not None:
-        return Outcome(Ending.DEAD_LETTERED, None)
-    return Outcome(Ending.DUPLICATE if call.duplicate else Ending.HANDLED)

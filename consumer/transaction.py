@@ -184,6 +184,11 @@ def is_outage(error: BaseException, *, connecting: bool = False) -> bool:
 
 def outage_of(error: BaseException, *, connecting: bool = False) -> BaseException:
     """Return *error*, or `DatabaseDown` in its place where that is what it says."""
+    if isinstance(error, PoolTimeout):
+        return DatabaseDown(
+            "no connection of the pool came free in time: more handlers run at once than it has "
+            "(pool_size and max_overflow of the engine; workers and tasks of the consumer)"
+        )
     if is_outage(error, connecting=connecting):
         return DatabaseDown(f"the consumer's database does not answer: {error.__class__.__name__}")
     return error

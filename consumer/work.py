@@ -60,6 +60,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """How many dead letters this process had stored when `passes` was looked up."""
     held_back: bool = False
     """Whether an earlier message of its key failed again in the replay that sent it."""
+    unsaid: bool = False
+    """Whether it was handled, and the store of its replay, which is elsewhere, is to hear of it."""
     dropped: bool = False
     """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
     begun: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from holdfast.dlq.letter import (
     dead_letter_id,
 )
 from holdfast.dlq.raised import clean
+from holdfast.dlq.replay.reports import enter, report_in
 from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
 from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
@@ -48,6 +50,8 @@ class Collected:
     stored: int = 0
     unreadable: int = 0
     """Messages without a readable envelope: stored all the same, as a group of their own."""
+    confirmed: int = 0
+    """Replayed messages that a consumer without the store has handled."""
 
 
 class Collector:
@@ -108,7 +112,25 @@ class Collector:
         return self.collected
 
     def collect(self, batch: list[Delivery]) -> None:
-        """Store *batch*, then accept it; one letter that cannot be stored holds up no other."""
+        """Store *batch*, then accept it, in the order of what happened.
+
+        It holds letters, and reports of replayed messages that were handled.
+        """
+        for are_reports, some in itertools.groupby(batch, key=_is_report):
+            if are_reports:
+                self._enter(list(some))
+            else:
+                self._keep(list(some))
+
+    def _enter(self, batch: list[Delivery]) -> None:
+        found = [report_in(delivery.message) for delivery in batch]
+        enter(self._store.engine, [report for report in found if report], clock=self._clock)
+        self._source.accept(batch)
+        self.collected.confirmed += len(batch)
+        self._accepted.update(map(id, batch))
+
+    def _keep(self, batch: list[Delivery]) -> None:
+        """Store the letters of *batch*; one that cannot be stored holds up no other."""
         letters: dict[str, DeadLetter] = {}
         for delivery in batch:
             letter = self._letter(delivery)
@@ -174,6 +196,10 @@ class Collector:
             self.collected.unreadable += 1
             log.warning("message %s is stored without envelope: %s", delivery.position, error)
             return _unreadable(delivery, error)
+
+
+def _is_report(delivery: Delivery) -> bool:
+    return report_in(delivery.message) is not None
 
 
 def letter_in(delivery: Delivery) -> DeadLetter:

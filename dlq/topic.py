@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -62,6 +63,7 @@ class TopicHome:
         self._quarantine = quarantine
         self._prepare = prepare
         self._prepared: set[str] = set()
+        self._lock = threading.Lock()  # handlers run in threads, which do not share a sink
         limit = sink.caps.max_headers
         if most_header_bytes is None:
             most_header_bytes = MOST_BYTES if limit is None else min(MOST_BYTES, limit // 2)
@@ -94,9 +96,10 @@ class TopicHome:
 
     def _publish(self, letter: DeadLetter) -> None:
         message = to_topic(letter, most=self._most)
-        if self._prepare is not None and message.topic not in self._prepared:
-            self._prepare(message.topic)
-            self._prepared.add(message.topic)
-        (result,) = self._sink.publish([message])
+        with self._lock:
+            if self._prepare is not None and message.topic not in self._prepared:
+                self._prepare(message.topic)
+                self._prepared.add(message.topic)
+            (result,) = self._sink.publish([message])
         if result.error is not None:
             raise result.error

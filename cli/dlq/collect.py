@@ -76,7 +76,10 @@ def collect(
         finally:
             source.close()
             opened.close()
-    say(f"collected {found.stored:,} dead letters, {found.unreadable:,} of them without envelope")
+    say(
+        f"collected {found.stored:,} dead letters, {found.unreadable:,} of them without envelope; "
+        f"{found.confirmed:,} replayed messages were handled"
+    )
 
 
 def _served(address: str, collector: Collector) -> Endpoint:

@@ -18,6 +18,7 @@ from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import WAITING, ItemState
 from holdfast.dlq.replay.steps import Policy
 from holdfast.dlq.rows import CONFIRMED, fingerprint_of
+from holdfast.dlq.schema import message as stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,36 +31,57 @@ if TYPE_CHECKING:
 _REASON = "handled by the group when it was replayed"
 
 
-def confirmed(connection: Connection, message: Message, *, clock: Clock = SYSTEM_CLOCK) -> None:
+def confirmed(connection: Connection, message: Message, *, clock: Clock = SYSTEM_CLOCK) -> bool:
     """Note that the group has handled *message*, now or before; nothing for ordinary ones.
 
     Call it in the transaction of the message's effects, also when dedup found them there.
+    False if this database knows neither its plan nor its letter: they are in a store
+    elsewhere, which is to be told after the commit (`reports.report_of`).
     """
-    confirmed_all(connection, (message,), clock=clock)
+    return not confirmed_all(connection, (message,), clock=clock)
 
 
 def confirmed_all(
     connection: Connection, messages: Iterable[Message], *, clock: Clock = SYSTEM_CLOCK
-) -> None:
-    """Confirm many at once, in one transaction with their effects."""
+) -> set[str]:
+    """Confirm many at once, in one transaction; return which letters are not known here."""
     by_plan: dict[str, list[str]] = {}
     for message in messages:
         if message.is_replay and (marks := Marks.of(message.headers)) is not None:
             by_plan.setdefault(marks.plan, []).append(marks.dlq_id)
+    unknown: set[str] = set()
     for plan_id, dlq_ids in sorted(by_plan.items()):
-        done = {
-            "state": ItemState.CONFIRMED,
-            "live": None,
-            "note": None,
-            "settled_at": clock.now().timestamp(),
-        }
-        # Also one that was held back or failed before: what happened last is what is true.
-        connection.execute(
-            update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(dlq_ids)).values(**done)
-        )
-        actor = f"plan {plan_id}"
-        close(connection, dlq_ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
-        METRICS.replayed.labels("confirmed").inc(len(dlq_ids))
+        if confirm(connection, plan_id, dlq_ids, clock=clock) < len(set(dlq_ids)):
+            unknown |= _unknown(connection, plan_id, dlq_ids)
+    return unknown
+
+
+def confirm(
+    connection: Connection, plan_id: str, dlq_ids: list[str], *, clock: Clock = SYSTEM_CLOCK
+) -> int:
+    """Note that *dlq_ids* of one plan were handled; return how many of them the plan has."""
+    done = {
+        "state": ItemState.CONFIRMED,
+        "live": None,
+        "note": None,
+        "settled_at": clock.now().timestamp(),
+    }
+    # Also one that was held back or failed before: what happened last is what is true.
+    found = connection.execute(
+        update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(dlq_ids)).values(**done)
+    )
+    actor = f"plan {plan_id}"
+    close(connection, dlq_ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
+    METRICS.replayed.labels("confirmed").inc(found.rowcount)
+    return found.rowcount
+
+
+def _unknown(connection: Connection, plan_id: str, dlq_ids: list[str]) -> set[str]:
+    """Return which of *dlq_ids* are neither in the plan nor in the store of this database."""
+    planned = select(item.c.dlq_id).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(dlq_ids))
+    kept = select(stored.c.dlq_id).where(stored.c.dlq_id.in_(dlq_ids))
+    known = {*connection.execute(planned).scalars(), *connection.execute(kept).scalars()}
+    return set(dlq_ids) - known
 
 
 def held_back(connection: Connection, messages: Iterable[Message]) -> set[str]:

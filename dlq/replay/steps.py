@@ -131,7 +131,8 @@ def next_step(counted: Counted, policy: Policy) -> Step:
             return Unconfirmed(counted.waiting_below_sent)
         return Stop(
             f"{counted.waiting_below_sent} of the {sent} sent were not confirmed within "
-            f"{policy.patience:g} s: is the consumer of the group running?"
+            f"{policy.patience:g} s: is the consumer of the group running? If it does not use this "
+            "database, its confirmations come by  holdfast dlq collect: run that as well"
         )
     if sent < total:
         gate = next(gate for gate in gates(total, policy) if gate > sent)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from sqlalchemy import insert
-from sqlalchemy.ext.asyncio import AsyncSession  # noqa: TC002 - handlers ask for it
+from sqlalchemy import insert, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import ConfigurationError, Message, PoisonMessage, Transient, current_message
@@ -621,6 +621,27 @@ def test_an_async_handler_may_ask_for_an_async_session(bench: Bench) -> None:
             until(lambda: bench.lag == 0, "everything acknowledged")
     assert bench.effects == ["once"]
     assert bench.letters == []
+
+
+def test_an_async_session_uses_the_engine_that_was_given(bench: Bench) -> None:
+    """Its pool, connect arguments and listeners are the user's; another database is refused."""
+    given = create_async_engine(bench.engine.url, connect_args={"application_name": "the shop"})
+    consumer = Consumer(bench.broker, group="g", database=bench.engine, async_database=given)
+    names: list[Any] = []
+
+    @consumer.on("orders")
+    @idempotent
+    async def handle(order: str, session: AsyncSession) -> None:
+        names.append((await session.execute(text("SHOW application_name"))).scalar())
+        await session.execute(insert(effects).values(what=order))
+
+    bench.publish("one")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert (names, bench.effects) == (["the shop"], ["one"])
+    elsewhere = create_async_engine(bench.engine.url.set(database="other"))
+    with pytest.raises(ConfigurationError, match="name the same database twice"):
+        Consumer(bench.broker, group="g", database=bench.engine, async_database=elsewhere)
 
 
 def test_an_async_handler_that_overruns_is_cancelled_and_retried(bench: Bench) -> None:

@@ -1,0 +1,230 @@
+"""A replay is confirmed also by a consumer that does not use the store of its dead letters."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import select
+
+from holdfast import Message
+from holdfast.brokers import connect
+from holdfast.consumer import Consumer, Ending, create_tables
+from holdfast.database import open_database
+from holdfast.dlq import StoreHome, TopicHome, dead_letter
+from holdfast.dlq import create_tables as create_store
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.collector import Collector
+from holdfast.dlq.replay import EndingKind, Policy, Selection, Sender, Terms, freeze
+from holdfast.dlq.replay.marks import Marks, replay_topic
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.sender import Pace
+from holdfast.dlq.schema import message as letters
+from holdfast.errors import BrokerDown
+from tests.consuming import running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+    from holdfast.ports import Broker
+
+ADA = Warrant(actor="ada", reason="fixed")
+FAST = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
+TOPIC = "orders.billing.dlq"
+
+
+class Ops:
+    """The operators' database, into which a collector moves the dead letters of a topic."""
+
+    def __init__(self, folder: Path) -> None:
+        self.broker = connect(f"sqlite:///{folder}/broker.db?session=5")
+        self.broker.create_topic("orders")
+        self.broker.create_topic(TOPIC)
+        self.engine = open_database(f"sqlite:///{folder}/ops.db")
+        create_store(self.engine)
+
+    @contextmanager
+    def collecting(self) -> Iterator[Collector]:
+        """Collect in a thread of the test."""
+        source = self.broker.source([TOPIC], group="collector")
+        collector = Collector(source, StoreHome(self.engine))
+        thread = threading.Thread(target=collector.run)
+        thread.start()
+        try:
+            yield collector
+        finally:
+            collector.stop()
+            thread.join(60)
+            source.close()
+
+    def publish(self, *orders: str) -> None:
+        """Publish *orders*, each under a key of its own."""
+        sink = self.broker.sink()
+        sink.publish([Message.new("orders", order.encode(), key=order) for order in orders])
+        sink.close()
+
+    def states(self) -> list[str]:
+        """Return the states of the letters, sorted."""
+        with self.engine.connect() as db:
+            return sorted(db.execute(select(letters.c.state)).scalars())
+
+    def replay(self) -> EndingKind:
+        """Replay what the group failed at, and wait for its end."""
+        policy = Policy(canary=1, ramp=(), patience=60)
+        plan = freeze(
+            self.engine, Selection(consumer_group="billing"), Terms(policy=policy), ADA
+        ).plan
+        return Sender(self.engine, self.broker, pace=FAST).run(plan.id).kind
+
+    def outcomes(self) -> list[str]:
+        """Return the states of the plan's messages, sorted."""
+        with self.engine.connect() as db:
+            return sorted(db.execute(select(item.c.state)).scalars())
+
+
+@pytest.fixture
+def ops(tmp_path: Path) -> Iterator[Ops]:
+    """Offer the operators' side."""
+    ops = Ops(tmp_path)
+    yield ops
+    ops.broker.close()
+    ops.engine.dispose()
+
+
+@pytest.fixture(params=["without a database", "with a database of its own"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | None]:
+    """Offer the database of the consumer, which is not that of the operators."""
+    if request.param == "without a database":
+        yield None
+        return
+    engine = open_database(f"sqlite:///{tmp_path}/own.db")
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+def billing(
+    broker: Broker, database: Engine | None, broken: set[str], done: list[str], **options: Any
+) -> Consumer:
+    """Return a consumer whose dead letters go to a topic."""
+    consumer = Consumer(broker, group="billing", database=database, quarantine=False, **options)
+
+    @consumer.on("orders")
+    @dead_letter(TopicHome.on(broker))
+    def bill(order: str) -> None:
+        if order in broken:
+            raise ValueError("a bug")
+        done.append(order)
+
+    return consumer
+
+
+def test_a_replay_to_a_consumer_without_the_store_is_confirmed_by_broker(
+    ops: Ops, database: Engine | None
+) -> None:
+    """Its confirmations reach the plan through the dead-letter topic; each ran once."""
+    broken, done = {"a", "b", "c"}, []
+    ops.publish("a", "b", "c")
+    with ops.collecting() as collector, running(billing(ops.broker, database, broken, done)):
+        until(lambda: ops.states() == ["pending"] * 3, "all three collected")
+        broken.clear()
+        assert ops.replay() is EndingKind.CONFIRMED
+    assert sorted(done) == ["a", "b", "c"]
+    assert ops.states() == ["confirmed"] * 3
+    assert ops.outcomes() == ["confirmed"] * 3
+    assert (collector.collected.stored, collector.collected.confirmed) == (3, 3)
+
+
+def test_a_replay_that_fails_again_elsewhere_is_seen_as_that(
+    ops: Ops, database: Engine | None
+) -> None:
+    """The letter comes back by the same topic, and stays one letter."""
+    ops.publish("a")
+    with ops.collecting(), running(billing(ops.broker, database, {"a"}, [])):
+        until(lambda: ops.states() == ["pending"], "collected")
+        assert ops.replay() is not EndingKind.CONFIRMED
+        until(lambda: ops.outcomes() == ["failed_again"], "the failure is known")
+    assert ops.states() == ["pending"]
+
+
+class Deaf:
+    """A broker whose dead-letter topics take nothing for a while."""
+
+    def __init__(self, broker: Broker, refusals: int) -> None:
+        self._broker = broker
+        self.refusals = refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def create_topic(self, topic: str, **options: Any) -> Any:
+        """Refuse some times."""
+        if topic == TOPIC and self.refusals:
+            self.refusals -= 1
+            raise BrokerDown("the broker does not answer")
+        return self._broker.create_topic(topic, **options)
+
+
+def replayed(payload: bytes) -> Message:
+    """Return a message as a replay sends it."""
+    message = Message.new(replay_topic("orders", "billing"), payload, key="k")
+    marks = Marks(group="billing", plan="p", dlq_id="d", topic="orders")
+    return message.with_(headers=marks.stamped(message.headers))
+
+
+def test_a_confirmation_that_cannot_be_sent_is_sent_later_and_runs_nothing_again(
+    ops: Ops, database: Engine | None
+) -> None:
+    """Nothing is acknowledged before the store can hear of it, and the handler runs once."""
+    done: list[str] = []
+    ops.broker.create_topic(replay_topic("orders", "billing"))
+    sink = ops.broker.sink()
+    sink.publish([replayed(b"a")])
+    sink.close()
+    deaf: Any = Deaf(ops.broker, refusals=3)
+    consumer = Consumer(deaf, group="billing", database=database)
+
+    @consumer.on("orders")
+    def bill(order: str) -> None:
+        done.append(order)
+
+    with ops.collecting() as collector, running(consumer):
+        until(lambda: collector.collected.confirmed == 1, "the confirmation came")
+    assert (done, deaf.refusals) == (["a"], 0)
+    assert not any(ops.broker.lag("billing", [replay_topic("orders", "billing")]).values())
+
+
+def test_a_loop_of_ones_own_confirms_as_well(ops: Ops) -> None:
+    """`handle` of a consumer without a database tells the store by the broker."""
+    consumer = Consumer(ops.broker, group="billing")
+    consumer.on("orders")(lambda order: None)
+    with ops.collecting() as collector:
+        assert consumer.handler("orders").handle(replayed(b"1")).ending is Ending.HANDLED
+        until(lambda: collector.collected.confirmed == 1, "the confirmation came")
+
+
+def test_what_only_looks_like_a_confirmation_is_kept_as_a_letter(ops: Ops) -> None:
+    """Whatever comes on a dead-letter topic is stored; nothing is dropped for its looks."""
+    sink = ops.broker.sink()
+    sink.publish(
+        [Message.new(TOPIC, body, headers={"x-dlq-outcome": "confirmed"}) for body in (b"{}", b"")]
+    )
+    sink.close()
+    with ops.collecting() as collector:
+        until(lambda: collector.collected.stored == 2, "both are stored")
+    assert collector.collected.confirmed == 0
+
+
+def test_threads_that_share_a_topic_home_lose_no_letter(ops: Ops) -> None:
+    """A sink is not for several threads at once: the home lets them take turns."""
+    orders = [f"o{n}" for n in range(60)]
+    ops.publish(*orders)
+    consumer = billing(ops.broker, None, set(orders), [], workers=8)
+    with ops.collecting(), running(consumer):
+        until(lambda: consumer.tally.dead_lettered == 60, "all are dead letters")
+        until(lambda: len(ops.states()) == 60, "all are collected")
