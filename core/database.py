@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _EXTRAS = {"psycopg": "postgres", "psycopg2": "postgres", "pymysql": "mysql", "MySQLdb": "mysql"}
 _BUSY_SECONDS = 60.0
+_READING = "holdfast_reading"
 
 
 def open_database(url: str | Engine, **native: Any) -> Engine:
@@ -44,6 +45,11 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
     return engine
 
 
+def reading(engine: Engine) -> Engine:
+    """Return *engine* for transactions that only read: on SQLite they keep no writer waiting."""
+    return engine.execution_options(**{_READING: True})
+
+
 def _share(engine: Engine) -> None:
     def connected(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # SQLAlchemy's BEGIN below, not the driver's own
@@ -51,7 +57,8 @@ def _share(engine: Engine) -> None:
         connection.execute("PRAGMA synchronous = FULL")
 
     def begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get(_READING)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begun)

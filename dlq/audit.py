@@ -40,6 +40,8 @@ class Warrant:
     actor: str
     reason: str
     ticket: str = ""
+    account: str = ""
+    """Who it is to the system, `user@host`, whatever the actor is said to be."""
 
     def __post_init__(self) -> None:
         if not self.actor.strip():
@@ -102,6 +104,8 @@ class Audit:
         more = dict(detail or {})
         if warrant.ticket:
             more["ticket"] = warrant.ticket
+        if warrant.account:
+            more["account"] = warrant.account
         row = {
             "seq": seq + 1,
             "at": self._clock.now().isoformat(timespec="microseconds"),

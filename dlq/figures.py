@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, cast, func, literal, select
 
+from holdfast.database import reading
 from holdfast.dlq.schema import change, hit, hour
 from holdfast.dlq.tally import HOUR, KINDS, OPENING
 
@@ -40,7 +41,7 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     """Yield a connection that sees one moment, whatever others commit meanwhile."""
     if engine.dialect.name != "sqlite":
         engine = engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         if db.dialect.name == "postgresql":
             # The planner cannot know how few groups there are, and would sort a million changes.
             db.execute(

@@ -53,8 +53,8 @@ class Groups:
             found = self.as_of(db, more, which)[:limit]
             return adorned(db, found, more, now)
 
-    def figures(self, which: Which = EVERY_OPEN, *, limit: int = 100) -> list[Group]:
-        """Return the same without trend, keys, tenants and versions."""
+    def figures(self, which: Which = EVERY_OPEN, *, limit: int | None = 100) -> list[Group]:
+        """Return the same without trend, keys, tenants and versions; with no *limit*, all."""
         with snapshot(self._engine) as db:
             return self.as_of(db, unfolded(db), which)[:limit]
 

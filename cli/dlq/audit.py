@@ -12,6 +12,7 @@ from holdfast.cli.dlq.opened import dead_letters
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Config, Json, Limit
+from holdfast.database import reading
 from holdfast.dlq.audit import entries, verify
 
 
@@ -30,7 +31,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Show who did what and why; --verify checks the hash chain."""
-    with dead_letters(database) as engine, engine.connect() as db:
+    with dead_letters(database) as engine, reading(engine).connect() as db:
         verdict = verify(db) if check else None
         found = [] if check else entries(db, limit=limit, subject=subject, actor=actor)
     if verdict is not None:

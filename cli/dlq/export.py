@@ -23,6 +23,7 @@ from holdfast.cli.dlq.options import (
     moment,
 )
 from holdfast.cli.options import Config
+from holdfast.database import reading
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.rows import CLOSED, PENDING
 from holdfast.dlq.schema import message
@@ -75,7 +76,7 @@ def _batches(engine: Engine, selection: Selection) -> Iterator[list[dict[str, An
     after = 0
     while True:
         query = select(message).where(*selection.where(), message.c.seq > after)
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             rows = db.execute(query.order_by(message.c.seq).limit(_BATCH)).mappings().all()
         if not rows:
             return

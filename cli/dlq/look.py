@@ -29,6 +29,7 @@ from holdfast.cli.dlq.options import (
 )
 from holdfast.cli.dlq.shown import age, ago, bars, sparkline, when
 from holdfast.cli.options import Config, Json, Limit
+from holdfast.database import reading
 from holdfast.dlq.groups import STATES, Groups, Which
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.retention import expiring
@@ -167,7 +168,7 @@ def list_(
             state=None if state == "any" else state,
         )
         query = select(*(message.c[name] for name in _FIELDS)).where(*selection.where())
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             rows = db.execute(query.order_by(message.c.seq.desc()).limit(limit)).mappings().all()
     if as_json:
         print_json([_plain(row) for row in rows])

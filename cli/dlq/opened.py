@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -67,5 +68,7 @@ def one_letter(engine: Engine, name: str) -> str:
 
 
 def warrant(actor: str | None, reason: str) -> Warrant:
-    """Return who acts and why; the system's user unless told otherwise."""
-    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
+    """Return who acts and why; the system's user unless told otherwise, and noted in any case."""
+    user = system_user()
+    account = f"{user}@{socket.gethostname()}"
+    return Warrant(actor=user if actor is None else actor, reason=reason, account=account)

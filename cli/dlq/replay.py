@@ -1,5 +1,6 @@
 """`holdfast dlq replay`: select, look at what would happen, then send."""
 
+import os
 from dataclasses import asdict
 from typing import Annotated
 
@@ -36,9 +37,18 @@ from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.selection import Selection
+from holdfast.dlq.replay.state import NotNow
 from holdfast.dlq.replay.steps import Policy
-from holdfast.dlq.replay.surveying import survey
+from holdfast.dlq.replay.surveying import Manifest, NothingToReplay, survey
 from holdfast.errors import ConfigurationError
+
+_APPROVE_ABOVE = "HOLDFAST_APPROVE_ABOVE"
+
+
+def _lowered(given: int) -> int:
+    """Return *given*, or what the environment says if that is less: a flag only lowers it."""
+    ceiling = os.environ.get(_APPROVE_ABOVE, "")
+    return min(given, int(ceiling)) if ceiling.isdecimal() else given
 
 
 def replay(
@@ -91,6 +101,13 @@ def replay(
             "private replay topic unless given."
         ),
     ] = None,
+    expected: Annotated[
+        str | None,
+        typer.Option(
+            "--manifest",
+            help="Only if it still is the manifest that --dry-run showed, by its hash.",
+        ),
+    ] = None,
     handler: Annotated[
         str | None, typer.Option(help="module:function to check payloads against, in --dry-run.")
     ] = None,
@@ -100,9 +117,11 @@ def replay(
     approve_above: Annotated[
         int,
         typer.Option(
-            envvar="HOLDFAST_APPROVE_ABOVE",
+            envvar=_APPROVE_ABOVE,
             min=0,
-            help="Larger plans wait for the approval of somebody else.",
+            callback=_lowered,
+            help="Larger plans wait for the approval of somebody else; above the environment's "
+            "number always.",
         ),
     ] = 10_000,
     master_key_file: MasterKey = None,
@@ -151,15 +170,26 @@ def replay(
         if broker is None:
             raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
         who = warrant(actor, reason)
-        with engine.connect() as db:
-            manifest = survey(db, selection, terms)
+        try:
+            with engine.connect() as db:
+                manifest = survey(db, selection, terms)
+        except NothingToReplay:
+            if not due:
+                raise
+            _nothing_due(as_json=as_json)
+            return
         count = len(manifest.letters)
         require_some(manifest)
+        _require_same(manifest, expected)
         with outlet(engine, broker, master_key_file) as through:
             require_target(through, terms, manifest)
             confirm(count, f"Replay {count:,} messages", yes=yes)
-            plan = freeze(engine, selection, terms, who).plan
+            plan = freeze(engine, selection, terms, who, agreed=manifest).plan
             if plan.waits_for_approval:
+                if as_json:
+                    print_json({"plan": plan.id, "ending": "waits for approval",
+                                "total": plan.total, "sent": 0, "hash": plan.hash})  # fmt: skip
+                    raise SystemExit(EXIT_PAUSED)
                 say(
                     f"plan {plan.short} of {plan.total:,} messages is frozen and waits for "
                     f"somebody else:  holdfast dlq plans approve {plan.short} --reason …"
@@ -168,6 +198,23 @@ def replay(
             if not as_json:
                 say(f"plan {plan.short}: {plan.total:,} messages, hash {plan.hash[:12]}")
             send(engine, plan, through, who, as_json=as_json)
+
+
+def _nothing_due(*, as_json: bool) -> None:
+    """Say so; a timer that asks every minute has done its work."""
+    if as_json:
+        print_json({"plan": None, "ending": "nothing due", "total": 0, "sent": 0})
+    else:
+        say("nothing is due for a retry")
+
+
+def _require_same(manifest: Manifest, expected: str | None) -> None:
+    """Refuse to send something else than what was looked at."""
+    if expected is not None and not (expected and manifest.hash.startswith(expected.lower())):
+        raise NotNow(
+            f"--manifest {expected}: it is {manifest.hash[:12]} now, of {len(manifest.letters):,} "
+            "messages; look again with --dry-run"
+        )
 
 
 def _report(found: DryRun, *, as_json: bool) -> None:

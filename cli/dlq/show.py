@@ -13,6 +13,7 @@ from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
 from holdfast.cli.options import Config, Json
+from holdfast.database import reading
 from holdfast.dlq.groups import Group
 from holdfast.dlq.letter import DeadLetter
 from holdfast.dlq.replay.edits import Edits
@@ -39,7 +40,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         dlq_id = _sample(engine, group) if group is not None else one_letter(engine, name)
         query = select(message).where(message.c.dlq_id == dlq_id)
         judged = None if group is None else _judged(engine, group)
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             row = db.execute(query).mappings().first()
             passed = db.execute(select(overtaken).where(overtaken.c.dlq_id == dlq_id)).first()
             plans = db.execute(
@@ -82,7 +83,7 @@ def explain(
         group = _group(engine, name)
         if group is None:
             query = select(message.c.group_id).where(message.c.dlq_id == one_letter(engine, name))
-            with engine.connect() as db:
+            with reading(engine).connect() as db:
                 own = str(db.execute(query).scalar_one())
             group = one_group(engine, own)
         triage, around = _judged(engine, group)
@@ -118,7 +119,7 @@ def _sample(engine: Engine, group: Group) -> str:
         .order_by(case((message.c.state == PENDING, 0), else_=1), message.c.seq.desc())
         .limit(1)
     )
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         return str(db.execute(latest).scalar() or group.sample)
 
 
@@ -130,7 +131,7 @@ def _judged(engine: Engine, group: Group) -> tuple[dict[str, Any], Around]:
         .group_by(message.c.verdict)
     )
     now = datetime.now(UTC).timestamp()
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         verdicts = {
             verdict: {"pending": count, "next_retry": due}
             for verdict, count, due in db.execute(query)

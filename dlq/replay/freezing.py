@@ -51,17 +51,22 @@ def freeze(
     warrant: Warrant,
     *,
     clock: Clock = SYSTEM_CLOCK,
+    agreed: Manifest | None = None,
 ) -> Frozen:
     """Make a plan of what is pending in *selection* and claimed by nobody.
 
+    With a manifest that somebody *agreed* to, of nothing that came since it was shown.
     Two operators at once: each message goes to one of them; who finds everything taken is
     told by whom.
     """
+
+    def work(db: Connection) -> Frozen:
+        manifest = survey(db, selection, terms, agreed=agreed)
+        return _frozen(db, selection, manifest, terms, warrant, clock)
+
     for attempt in range(1, _RIVALS + 1):
         try:
-            return committed(
-                engine, lambda db: _frozen(db, selection, terms, warrant, clock), clock=clock
-            )
+            return committed(engine, work, clock=clock)
         except _ClosedMeanwhile:
             continue
         except DependencyDown as error:
@@ -76,9 +81,13 @@ class _ClosedMeanwhile(Exception):
 
 
 def _frozen(
-    db: Connection, selection: Selection, terms: Terms, warrant: Warrant, clock: Clock
+    db: Connection,
+    selection: Selection,
+    manifest: Manifest,
+    terms: Terms,
+    warrant: Warrant,
+    clock: Clock,
 ) -> Frozen:
-    manifest = survey(db, selection, terms)
     total, now = len(manifest.letters), clock.now().timestamp()
     row: dict[str, Any] = {
         "id": new_id(),

@@ -107,8 +107,7 @@ class Plans:
             raise NotNow(f"plan {found.short} was approved by {found.approved_by}")
         if warrant.actor.strip().casefold() == found.created_by.strip().casefold():
             raise NotNow(
-                f"{found.created_by} made plan {found.short}: somebody else must approve it "
-                "(--actor says who acts)"
+                f"{found.created_by} made plan {found.short}: somebody else must approve it"
             )
 
         def work(db: Connection) -> None:

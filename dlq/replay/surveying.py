@@ -14,6 +14,8 @@ from holdfast.dlq.replay.supersession import commutative_among, superseded
 from holdfast.errors import ConfigurationError, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.engine import Connection
 
     from holdfast.dlq.replay.plan import Terms
@@ -53,8 +55,13 @@ class Manifest:
         return sorted({letter.fingerprint or "" for letter in self.everything})
 
 
-def survey(db: Connection, selection: Selection, terms: Terms) -> Manifest:
-    """Return what a plan for *selection* would hold now; nothing is written."""
+def survey(
+    db: Connection, selection: Selection, terms: Terms, *, agreed: Manifest | None = None
+) -> Manifest:
+    """Return what a plan for *selection* would hold now; nothing is written.
+
+    Of what was *agreed* upon it holds what is still there, and nothing that came since.
+    """
     if selection.is_empty:
         raise ConfigurationError("nothing is selected: name a group, or filter by topic and so on")
     below = high_water(db)
@@ -69,27 +76,40 @@ def survey(db: Connection, selection: Selection, terms: Terms) -> Manifest:
         for letter in ordered
         if letter.replay_count >= cap
     }
+    fresh = _came_since(ordered, agreed)
     held: dict[str, str] = {}
     if not terms.policy.commutative:
-        late = behind(ordered, skipped | parked) | elsewhere(db, selection, ordered)
+        late = behind(ordered, fresh | skipped | parked) | elsewhere(db, selection, ordered)
         for dlq_id in commutative_among(db, late):
             del late[dlq_id]
         held = late | superseded(db, ordered)
     reasons = ((held, ItemState.HELD), (parked, ItemState.PARKED), (skipped, ItemState.SKIPPED))
     letters, aside = [], []
     for letter in ordered:
+        if letter.dlq_id in fresh:
+            continue
         for found, state in reasons:
             if letter.dlq_id in found:
                 aside.append((letter, state, found[letter.dlq_id]))
                 break
         else:
             letters.append(letter)
+    if agreed is not None and agreed.letters and not letters:
+        raise NotNow("all of these were closed, claimed or overtaken meanwhile: look again")
     return Manifest(
         letters=arranged(letters, terms.policy.canary),
         aside=aside,
         high_water=below,
         claimed_elsewhere=claimed,
     )
+
+
+def _came_since(ordered: Sequence[Candidate], agreed: Manifest | None) -> dict[str, str]:
+    """Return those of *ordered* that nobody agreed to send, and so do not belong to the plan."""
+    if agreed is None:
+        return {}
+    known = {letter.dlq_id for letter in agreed.everything}
+    return {one.dlq_id: "it came later" for one in ordered if one.dlq_id not in known}
 
 
 def _nothing(selection: Selection, elsewhere: dict[str, int]) -> Exception:

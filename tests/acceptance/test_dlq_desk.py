@@ -11,6 +11,7 @@ from sqlalchemy import update
 from holdfast.dlq import capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.figures import snapshot, unfolded
 from holdfast.dlq.replay import Selection, Terms, freeze
 from holdfast.dlq.schema import message
 from holdfast.errors import Transient
@@ -230,3 +231,13 @@ def test_a_storm_is_told_from_a_usual_night(desk: Desk) -> None:
     """By the inflow of these hours against that of the day before."""
     desk.fail(12, ValueError("bad total"))
     assert "6.0 an hour, before that 0.0: a storm" in desk.run("stats")[1]
+
+
+def test_looking_keeps_no_writer_waiting(desk: Desk) -> None:
+    """On SQLite, too: whoever reads for long does not stop the consumer meanwhile."""
+    desk.fail(2, ValueError("bad total"))
+    with snapshot(desk.engine) as db:
+        assert len(unfolded(db)) == 1
+        desk.fail(1, KeyError("while somebody looks"))
+        assert len(unfolded(db)) == 1  # still the same moment
+    assert len(desk.json("groups")) == 2

@@ -19,7 +19,7 @@ from holdfast.dlq.groups import Groups
 from holdfast.dlq.hooks import Command, Webhook
 from holdfast.dlq.regrouping import moves, regroup
 from holdfast.dlq.rows import fingerprint_of
-from holdfast.dlq.schema import message
+from holdfast.dlq.schema import group, message
 from holdfast.dlq.siblings import judged, look_around
 from holdfast.dlq.tally import fold
 from holdfast.dlq.triage import Rule, Triage, Verdict
@@ -144,6 +144,18 @@ def test_an_unknown_problem_is_told_once_and_again_when_it_returns(engine: Engin
     home.put(letter(5, RuntimeError("odd"), clock=clock))
     assert alerts.run_once() == 1
     assert ear.heard[1]["state"] == "regressed"
+
+
+def test_a_small_new_problem_is_told_among_a_hundred_large_ones(engine: Engine) -> None:
+    """Those are known; it is news."""
+    home, ear = StoreHome(engine), Ear()
+    home.put_all([letter(n, RuntimeError("odd"), handler=f"h{n % 101}") for n in range(202)])
+    with engine.begin() as db:
+        db.execute(update(group).values(alerted_at=1.0))  # they were told
+    alerts = Alerts(engine, [ear])
+    home.put(letter(999, RuntimeError("odd"), handler="new"))
+    assert alerts.run_once() == 1
+    assert ear.heard[-1]["handler"] == "new"
 
 
 def test_an_acknowledged_problem_is_quiet(engine: Engine) -> None:
