@@ -99,6 +99,11 @@ def text_list(message: Message) -> Sequence[tuple[str, str | bytes | None]]:
     return wire_list(message) if texts is None else texts
 
 
+def unstaged(message: Message) -> Message:
+    """Return *message* with headers of its own; one that is not staged has them."""
+    return _unstaged(message) if isinstance(message, Staged) else message
+
+
 def _unstaged(staged: Staged) -> Message:
     return from_wire(
         topic=staged.topic,

@@ -25,7 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from holdfast.cloudevents import to_wire
+from holdfast.cloudevents import to_wire, unstaged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +51,7 @@ _unpack = msgspec.json.Decoder(list[tuple[str, bytes | None]]).decode
 
 def headers_of(message: Message) -> dict[str, str]:
     """Return the headers that *message* travels with."""
+    message = unstaged(message)  # which headers are the message's own matters here
     pairs = to_wire(message, prefix="ce-")
     own = len(message.headers) + (message.content_type is not None)
     headers: dict[str, str] = {}

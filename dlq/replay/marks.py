@@ -54,7 +54,8 @@ class Marks:
     def stamped(self, headers: Headers) -> Headers:
         """Return *headers* with these marks in place of any older ones."""
         stamp = Stamp(group=self.group, plan=self.plan, topic=self.topic)
-        return stamp.on(headers.pairs, self.dlq_id, self.count)
+        # Not checked again: names and ids are ours.
+        return Headers.received(stamp.on(headers.pairs, self.dlq_id, self.count))
 
 
 class Stamp:
@@ -63,25 +64,23 @@ class Stamp:
     __slots__ = ("_group", "_plan", "_topic")
 
     def __init__(self, *, group: str, plan: str, topic: str) -> None:
-        self._group: Pair = (REPLAY_GROUP, group.encode())
-        self._plan: Pair = (REPLAY_PLAN, plan.encode())
-        self._topic: Pair = (REPLAY_TOPIC, topic.encode())
+        self._group = (REPLAY_GROUP, group)
+        self._plan = (REPLAY_PLAN, plan)
+        self._topic = (REPLAY_TOPIC, topic)
 
-    def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> Headers:
+    def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> tuple[Pair, ...]:
         """Return the headers *own* with marks in place of any older ones."""
         if own and any(name in _NAMES for name, _ in own):
             own = tuple(pair for pair in own if pair[0] not in _NAMES)
-        # Not checked again: names and ids are ours, and this runs once per message sent.
-        return Headers.received(
-            (
-                *own,
-                self._group,
-                self._plan,
-                (REPLAY_DLQ_ID, dlq_id.encode()),
-                self._topic,
-                (REPLAY_COUNT, b"%d" % count),
-            )
+        return (
+            *own,
+            *((name, text.encode()) for name, text in self.texts(dlq_id, count)),
         )
+
+    def texts(self, dlq_id: str, count: int) -> tuple[tuple[str, str], ...]:
+        """Return the marks as text."""
+        number = (REPLAY_COUNT, str(count))
+        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), self._topic, number)
 
 
 def replay_topic(topic: str, group: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,15 +11,15 @@ from sqlalchemy import and_, bindparam, case, select
 from holdfast.binary_rows import in_binary
 from holdfast.dlq.replay.letters import named
 from holdfast.dlq.replay.marks import Stamp
+from holdfast.dlq.replay.replayed import replayed
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import ItemState
 from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.replay.target import Place, target_topic
 from holdfast.dlq.restoring import opened
-from holdfast.dlq.rows import PENDING, Envelope, headers_of
+from holdfast.dlq.rows import PENDING, Envelope
 from holdfast.dlq.schema import message, overtaken, revision
 from holdfast.errors import ConfigurationError
-from holdfast.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.replay.plan import Plan
     from holdfast.dlq.vault import Vault
+    from holdfast.message import Message
 
 _envelope = msgspec.json.Decoder(Envelope).decode
 _NO_HEADERS = "[]"
@@ -138,7 +138,8 @@ class Reader:
         return self._made(rows, start, end, late)
 
     def _made(self, rows: list[Any], start: int, end: int, unfit: list[Refusal]) -> Batch:
-        numbers, ids, found = [], [], []
+        numbers, ids = [], []
+        found: list[Message] = []
         places: set[Place] = set()
         for row in rows:
             (number, dlq_id, own_id, topic, kind, source, key, payload, headers, at, correlation,
@@ -153,26 +154,11 @@ class Reader:
                 unfit.append(Refusal(number, dlq_id, words, holds=False))
             places.add((topic, group))
             target, stamp = self._addresses.get((topic, group)) or self._address(topic, group)
-            pairs = () if headers == _NO_HEADERS else headers_of(headers).pairs
             numbers.append(number)
             ids.append(dlq_id)
-            found.append(
-                Message(
-                    id=own_id,
-                    topic=target,
-                    payload=payload,
-                    type=kind,
-                    source=source,
-                    key=key,
-                    headers=stamp.on(pairs, dlq_id, count + 1),
-                    time=datetime.fromtimestamp(at, UTC),
-                    correlation_id=correlation,
-                    causation_id=causation,
-                    content_type=content,
-                    schema=schema,
-                    traceparent=trace,
-                )
-            )
+            fields = (own_id, kind, source, key, payload, headers, at, correlation, causation,
+                      content, schema, trace, dlq_id, count + 1)  # fmt: skip
+            found.append(replayed(fields, target, stamp))
         return Batch(
             start=start,
             end=end,

@@ -1,0 +1,116 @@
+"""A message of a plan on its way to a broker, its headers made when they are sent."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.cloudevents import rfc3339, wire_list
+from holdfast.dlq.replay.marks import NAMES, Stamp
+from holdfast.dlq.rows import headers_of
+from holdfast.headers import Headers, Pair
+from holdfast.message import Message
+from holdfast.staged import Staged
+from holdfast.structured import is_text
+
+_NO_HEADERS = "[]"
+_texts = msgspec.json.Decoder(list[tuple[str, str]]).decode
+_NAMES = frozenset(NAMES)
+
+
+class Replayed(Staged, frozen=True, kw_only=True, gc=False):
+    """A message of which a sink needs the wire form only, as of one from an outbox.
+
+    `packed` are its own headers as the store keeps them; `rest` is time, source, schema,
+    correlation, causation, trace, content type, the dead letter's id and the replay count.
+    """
+
+    rest: tuple[float, str, str | None, str | None, str | None, str | None, str | None, str, int]
+    stamp: Stamp
+
+    @property
+    def whole(self) -> Message:
+        """The message with its marks."""
+        at, source, schema, correlation, causation, trace, content_type, dlq_id, count = self.rest
+        own = () if self.packed == _NO_HEADERS else headers_of(self.packed).pairs
+        return Message(
+            id=self.id,
+            topic=self.topic,
+            payload=self.payload,
+            type=self.type,
+            source=source,
+            key=self.key,
+            headers=Headers.received(self.stamp.on(own, dlq_id, count)),
+            time=datetime.fromtimestamp(at, UTC),
+            correlation_id=correlation,
+            causation_id=causation,
+            content_type=content_type,
+            schema=schema,
+            traceparent=trace,
+        )
+
+    @property
+    def wire(self) -> tuple[Pair, ...]:
+        """All headers that the message travels with."""
+        return tuple(wire_list(self.whole))
+
+    @property
+    def texts(self) -> list[tuple[str, str]] | None:
+        """What `wire` holds with its values as text, or None where they are not all text."""
+        at, source, schema, correlation, causation, trace, content_type, dlq_id, count = self.rest
+        key, packed = self.key, self.packed
+        if "\\u0000" in packed or (key is not None and b"\0" in key):
+            return None
+        pairs = [
+            ("ce_specversion", "1.0"),
+            ("ce_id", self.id),
+            ("ce_type", self.type),
+            ("ce_source", source),
+            ("ce_time", rfc3339(datetime.fromtimestamp(at, UTC)).decode()),
+        ]
+        if schema is not None:
+            pairs.append(("ce_dataschema", schema))
+        if correlation is not None:
+            pairs.append(("ce_correlationid", correlation))
+        if causation is not None:
+            pairs.append(("ce_causationid", causation))
+        if trace is not None:
+            pairs.append(("ce_traceparent", trace))
+        if key is not None:
+            if key and is_text(key):
+                pairs.append(("ce_partitionkey", key.decode()))
+            else:
+                pairs.append(("ce_partitionkeybase64", b64encode(key).decode()))
+        if content_type is not None:
+            pairs.append(("content-type", content_type))
+        if packed != _NO_HEADERS:
+            try:
+                pairs += [pair for pair in _texts(packed) if pair[0] not in _NAMES]
+            except msgspec.MsgspecError:
+                return None
+        pairs += self.stamp.texts(dlq_id, count)
+        return pairs
+
+
+def replayed(fields: Any, topic: str, stamp: Stamp) -> Replayed:
+    """Return the message of the columns *fields*, to be sent to *topic*."""
+    (own_id, kind, source, key, payload, headers, at, correlation, causation, content, schema,
+     trace, dlq_id, count) = fields  # fmt: skip
+    return Replayed(
+        id=own_id,
+        topic=topic,
+        payload=payload,
+        type=kind,
+        key=key,
+        time=_UNKNOWN,
+        replayed=True,
+        packed=headers,
+        rest=(at, source, schema, correlation, causation, trace, content, dlq_id, count),
+        stamp=stamp,
+    )
+
+
+_UNKNOWN = datetime.fromtimestamp(0, UTC)  # the headers carry the real time

@@ -1,0 +1,69 @@
+"""A message of a plan goes out with the same headers, whichever way a client takes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from holdfast.brokers.nats.wire import headers_of as nats_headers
+from holdfast.cloudevents import text_list, to_wire, unstaged
+from holdfast.dlq.replay.marks import Marks, Stamp
+from holdfast.dlq.replay.replayed import replayed
+from holdfast.dlq.rows import header_text
+from holdfast.headers import Headers
+from holdfast.message import Message
+
+STAMP = Stamp(group="billing", plan="p-1", topic="orders")
+MARKS = Marks(group="billing", plan="p-1", dlq_id="d-1", topic="orders", count=2)
+AT = datetime(2026, 11, 17, 3, 0, 0, 123456, UTC)
+EVERYTHING: dict[str, Any] = {
+    "correlation_id": "c", "causation_id": "w", "content_type": "application/json",
+    "schema": "urn:order", "traceparent": "00-aa-bb-01",
+}  # fmt: skip
+
+
+def both(**fields: Any) -> tuple[Message, Any]:
+    """Return a message with its marks, and the same as a plan sends it."""
+    own = fields.pop("headers", Headers())
+    chosen = {"key": b"k", "payload": b"{}", "source": "/shop", **fields}
+    plain = Message(id="m-1", topic="orders.billing.replay", type="Placed", time=AT,
+                    headers=MARKS.stamped(own), **chosen)  # fmt: skip
+    columns = (
+        plain.id, plain.type, plain.source, plain.key, plain.payload, header_text(own),
+        AT.timestamp(), plain.correlation_id, plain.causation_id, plain.content_type, plain.schema,
+        plain.traceparent, "d-1", 2,
+    )  # fmt: skip
+    return plain, replayed(columns, plain.topic, STAMP)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        EVERYTHING,
+        {"key": None, "payload": None},
+        {"key": b""},
+        {"key": b"\xff\x00"},
+        {"key": b"with \x00 zero"},
+        {"headers": Headers([("plain", "text"), ("plain", "again")])},
+        {"headers": Headers([("x", b"\xff"), ("none", None), ("zero", "a\x00b")])},
+        {"headers": Headers([("x-replay-group", "old"), ("x-replay-count", "1"), ("y", "z")])},
+    ],
+)
+def test_every_form_of_the_headers_says_the_same(fields: dict[str, Any]) -> None:
+    """Bytes, text for clients that encode it themselves, and the form of NATS."""
+    plain, sent = both(**fields)
+    assert list(to_wire(sent)) == list(to_wire(plain))
+    as_bytes = [
+        (name, value.encode() if isinstance(value, str) else value)
+        for name, value in text_list(sent)
+    ]
+    assert as_bytes == list(to_wire(plain))
+    assert unstaged(sent).headers == plain.headers
+    assert nats_headers(sent) == nats_headers(plain)
+    assert sent.is_replay
+    assert (sent.id, sent.topic, sent.key, sent.payload) == (
+        plain.id, plain.topic, plain.key, plain.payload,
+    )  # fmt: skip
