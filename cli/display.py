@@ -89,6 +89,11 @@ def print_table(
     out.print(table)
 
 
+def foreign(text: str) -> str:
+    """Return *text* with all but its first line marked: what others wrote is no line of ours."""
+    return text.replace("\r\n", "\n").replace("\n", "\n  | ")
+
+
 def say(text: str) -> None:
     """Print a line that may hold foreign text."""
     out.print(Text(plain(text, lines=True)), soft_wrap=True)

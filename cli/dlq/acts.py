@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import func, select
@@ -25,6 +25,7 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, NotFound
 
 _CHUNK = 500
+_MOST_IDS = 1000  # in one audit entry
 Name = Annotated[str, typer.Argument(help="A failure group, or its first characters.")]
 
 
@@ -53,9 +54,14 @@ def discard(
         what = "Park" if park else "Discard for good"
         confirm(len(ids), f"{what} {len(ids):,} messages", yes=yes)
         closed = _close(engine, ids, state, warrant(actor, reason), selection)
+        claimed = _count_claimed(engine, selection)
     say(f"{closed:,} messages are {state}")
     if closed < len(ids):
         say(f"{len(ids) - closed:,} were closed or claimed by a plan meanwhile, and left alone")
+    if claimed:
+        say(
+            f"{claimed:,} belong to a plan and were left alone: see  holdfast dlq plans list --open"
+        )
 
 
 def reopen(
@@ -90,9 +96,7 @@ def reopen(
 
         def work(db: Connection) -> int:
             moved = reopened(db, ids)
-            detail = {"count": len(moved), "ids": moved[:1000]}
-            subject = ", ".join(chosen.groups) or f"{len(moved)} letters"
-            Audit().append(db, who, "reopen", subject, detail)
+            _record(db, who, "reopen", moved, chosen)
             return len(moved)
 
         count = committed(engine, work)
@@ -112,6 +116,13 @@ def _free(engine: Engine, selection: Selection) -> list[str]:
     query = select(message.c.dlq_id).where(*selection.where(), ~claimed)
     with engine.connect() as db:
         return list(db.execute(query.order_by(message.c.seq)).scalars())
+
+
+def _count_claimed(engine: Engine, selection: Selection) -> int:
+    claimed = select(item.c.live).where(item.c.live == message.c.dlq_id).exists()
+    with engine.connect() as db:
+        query = select(func.count()).select_from(message).where(*selection.where(), claimed)
+        return int(db.execute(query).scalar_one())
 
 
 def _nothing_open(engine: Engine, selection: Selection) -> NotFound:
@@ -137,12 +148,23 @@ def _nothing_open(engine: Engine, selection: Selection) -> NotFound:
 def _close(engine: Engine, ids: list[str], state: str, who: Warrant, selection: Selection) -> int:
     def work(db: Connection) -> int:
         closed = close(db, _unclaimed(db, ids), state, actor=who.actor, reason=who.reason)
-        detail = {"count": len(closed), "ids": closed[:1000], "selection": selection.described()}
-        subject = ", ".join(selection.groups) or f"{len(closed)} letters"
-        Audit().append(db, who, "park" if state == PARKED else "discard", subject, detail)
+        _record(db, who, "park" if state == PARKED else "discard", closed, selection)
         return len(closed)
 
     return committed(engine, work)
+
+
+def _record(
+    db: Connection, who: Warrant, action: str, ids: list[str], selection: Selection
+) -> None:
+    """Write down every id, in as many entries as it takes: after a prune nothing else tells."""
+    subject = ", ".join(selection.groups) or f"{len(ids)} letters"
+    parts = [ids[start : start + _MOST_IDS] for start in range(0, len(ids), _MOST_IDS)] or [[]]
+    for number, part in enumerate(parts, 1):
+        detail: dict[str, Any] = {"count": len(ids), "ids": part}
+        if len(parts) > 1:
+            detail["part"] = f"{number} of {len(parts)}"
+        Audit().append(db, who, action, subject, detail | {"selection": selection.described()})
 
 
 def _unclaimed(db: Connection, ids: list[str]) -> list[str]:
@@ -207,6 +229,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
 ) -> None:
     """Delete closed dead letters that are old enough; open ones are never deleted."""
+    from holdfast.dlq.replay.retention import prune_plans
     from holdfast.dlq.retention import prunable
     from holdfast.dlq.retention import prune as pruned
 
@@ -219,7 +242,8 @@ def prune(
                        warrant=warrant(actor, f"older than {older_than}"))  # fmt: skip
         with engine.connect() as db:
             left = db.execute(select(func.count()).select_from(message)).scalar_one()
-    say(f"deleted {count:,} closed dead letters; {left:,} are left")
+        plans = prune_plans(engine, older_than=length)
+    say(f"deleted {count:,} closed dead letters and {plans:,} plans; {left:,} letters are left")
 
 
 def forget(
