@@ -13,8 +13,9 @@ import typer
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from holdfast.circuit import BREAKERS, CircuitMetrics
 from holdfast.cli import logs
+from holdfast.cli.dlq.options import retentions
+from holdfast.cli.exported import export_circuits, export_store
 from holdfast.cli.failures import EXIT_UNFINISHED
 from holdfast.cli.link import Family, Report, answer
 from holdfast.cli.logs import LogFormat, LogLevel
@@ -52,6 +53,15 @@ def consume(
             help="/healthz fails when a worker has not polled for so long.",
         ),
     ] = 120.0,
+    retention: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HOLDFAST_RETENTION",
+            metavar="TOPIC=AGE",
+            help="How long the broker keeps a topic, e.g. orders=7d; /metrics then counts the "
+            "open dead letters whose originals vanish within a day.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="auto: JSON off a terminal.")
     ] = LogFormat.AUTO,
@@ -69,13 +79,15 @@ def consume(
     logs.configure(log_format, log_level)
     if http is not None:
         host_and_port(http)
+    kept = retentions(retention)
     consumer = load(target)
     vitals = Vitals(consumer, stall_seconds=stall_seconds)
     with ExitStack() as closing:
         if workers > 1:
             argv = [sys.executable, "-c", _RUN, "consume", target, "--workers", "1",
                     "--stall-seconds", str(stall_seconds), "--log-format", log_format.value,
-                    "--log-level", log_level.value]  # fmt: skip
+                    "--log-level", log_level.value,
+                    *(f"--retention={one}" for one in retention or ())]  # fmt: skip
             supervisor = Supervisor(argv, workers, stall_seconds=stall_seconds)
             if http is not None:
                 closing.callback(_served(http, supervisor, supervisor.metrics).stop)
@@ -85,7 +97,9 @@ def consume(
             answer(link, lambda number: _report(number, vitals, consumer), consumer.stop)
         elif http is not None:
             closing.callback(_served(http, vitals, lambda: _metrics(consumer)).stop)
-        _export_circuits()
+        export_circuits()
+        if (http is not None or link is not None) and consumer.engine is not None:
+            export_store(consumer.engine, kept)
         ended = threading.Event()
         closing.callback(ended.set)
         _end_what_lingers(consumer, ended)
@@ -138,13 +152,6 @@ def _report(number: int, vitals: Vitals, consumer: Consumer) -> Report:
 def _registries(consumer: Consumer) -> list[CollectorRegistry]:
     own = consumer.metrics.registry
     return [REGISTRY] if own is REGISTRY else [own, REGISTRY]
-
-
-def _export_circuits() -> None:
-    try:
-        BREAKERS.watch(CircuitMetrics().add)
-    except ValueError:
-        log.debug("the application exports its circuits itself")
 
 
 def _families(metrics: Iterable[Metric]) -> Iterable[Family]:

@@ -18,7 +18,9 @@ app = typer.Typer(
 
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 OfTopic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
-TheKey = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]
+TheKey = Annotated[
+    str, typer.Argument(help="The key, or its id as `holdfast keys list` shows it.", metavar="KEY")
+]
 OnlyGroup = Annotated[str | None, typer.Option("--group", help="Only this group.")]
 
 
@@ -52,11 +54,13 @@ def list_(
         say("no key is held")
         return
     rows = [
-        (k.group, k.topic, k.key, k.parked, f"{k.since:%Y-%m-%d %H:%M:%S}Z", k.dead_letter or "",
-         "" if k.due is None else f"{k.due:%H:%M:%S}Z", k.note or "")
+        (k.group, k.topic, k.key, k.id, k.parked, f"{k.since:%Y-%m-%d %H:%M:%S}Z",
+         k.dead_letter or "", "" if k.due is None else f"{k.due:%H:%M:%S}Z", k.note or "")
         for k in keys
     ]  # fmt: skip
-    print_table(("group", "topic", "key", "parked", "since", "dead letter", "due", "note"), rows)
+    print_table(
+        ("group", "topic", "key", "id", "parked", "since", "dead letter", "due", "note"), rows
+    )
     say("next: close the dead letter (holdfast dlq …), or  holdfast keys release … --reason …")
 
 

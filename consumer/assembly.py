@@ -113,6 +113,9 @@ class Assembly:
             settings=settings, clock=clock, metrics=metrics,
         )  # fmt: skip
         metrics.begin(routes, lambda: len(self.lanes.running()))
+        metrics.watch("broker", lambda: self.runtime.broker_down)
+        metrics.watch("database", self._is_down)
+        metrics.watch("dead letters", lambda: self.home.down)
         for topic in routes:
             METRICS.watch(group, topic)
 

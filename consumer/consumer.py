@@ -114,6 +114,11 @@ class Consumer:
         return Single(self._routes[topic], self._books)
 
     @property
+    def engine(self) -> Engine | None:
+        """The database, None for a consumer without one."""
+        return None if self._books is None else self._books.engine
+
+    @property
     def topics(self) -> list[str]:
         """The topics that have a handler."""
         return sorted(self._routes)

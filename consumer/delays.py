@@ -105,12 +105,15 @@ class Delays:
         self._attempts[work.message.id] = work.attempt
 
     def _publish(self, message: Message) -> None:
-        with self._lock:
-            if self._sink is None:
-                self._sink = self._broker.sink()
-            (result,) = self._sink.publish([message])
-        if result.error is not None:
+        try:
+            with self._lock:
+                if self._sink is None:
+                    self._sink = self._broker.sink()
+                (result,) = self._sink.publish([message])
+            if result.error is not None:
+                raise result.error
+        except HoldfastError as error:  # also a topic that is missing: it keeps its turn here
             raise DependencyDown(
                 f"message {message.id} cannot wait in {message.topic}, it stays unacknowledged: "
-                f"{result.error}"
-            ) from result.error
+                f"{error}"
+            ) from error

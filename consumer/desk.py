@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from holdfast.outbox.audit import Warrant
 
 
+_BY_ID = "id:"
+_SHORTEST = 6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCircuit:
     """One circuit that processes share through the database."""
@@ -42,6 +46,8 @@ class Waiting:
 
     group: str
     topic: str
+    id: str
+    """How the key is named to a command: also one that is no text, or none at all."""
     key: str
     parked: int
     since: datetime
@@ -84,15 +90,15 @@ class Desk:
     def messages(self, group: str, topic: str, key: str, *, limit: int = 100) -> list[HeldRow]:
         """Return what is parked behind *key*, in order."""
         with self._engine.connect() as db:
-            self._require(db, group, topic, key)
-            return Held(group).rows(db, _key(topic, key), limit)
+            found, _ = self._require(db, group, topic, key)
+            return Held(group).rows(db, found, limit)
 
     def release(self, group: str, topic: str, key: str, warrant: Warrant) -> int:
         """Let *key* go on whatever became of its dead letter; return how many were parked."""
 
         def act(db: Connection) -> int:
-            parked = self._require(db, group, topic, key)
-            Held(group).release(db, _key(topic, key))
+            found, parked = self._require(db, group, topic, key)
+            Held(group).release(db, found)
             self._record(db, warrant, "release", f"{group} {topic} {key}", {"parked": parked})
             return parked
 
@@ -102,13 +108,13 @@ class Desk:
         """Discard the first *count* messages parked behind *key*; return how many there were."""
 
         def act(db: Connection) -> int:
-            self._require(db, group, topic, key)
-            rows = Held(group).rows(db, _key(topic, key), count)
+            found, _ = self._require(db, group, topic, key)
+            rows = Held(group).rows(db, found, count)
             numbers = [row.seq for row in rows]
             gone = db.execute(delete(held).where(held.c.seq.in_(numbers))).rowcount
             db.execute(
                 update(held_key)
-                .where(_is(group, topic, key))
+                .where(_is(group, topic), held_key.c.key_hash == found.key_hash)
                 .values(parked=held_key.c.parked - gone)
             )
             detail = {"messages": [row.origin.message.id for row in rows]}
@@ -169,13 +175,25 @@ class Desk:
 
         transact(self._engine, act, clock=self._clock)
 
-    def _require(self, db: Connection, group: str, topic: str, key: str) -> int:
-        row = db.execute(select(held_key.c.parked).where(_is(group, topic, key))).first()
-        if row is None:
+    def _require(self, db: Connection, group: str, topic: str, key: str) -> tuple[HeldKey, int]:
+        """Return the key that *key* names, by its text or by `id:` and its id."""
+        columns = (held_key.c.topic, held_key.c.key_hash, held_key.c.key, held_key.c.parked)
+        wanted = select(*columns).where(_is(group, topic))
+        exact = wanted.where(held_key.c.key_hash == hash_of(key.encode(), ""))
+        rows = db.execute(exact).all()
+        start = key.removeprefix(_BY_ID).lower()
+        if not rows and key.startswith(_BY_ID) and len(start) >= _SHORTEST:
+            begins = held_key.c.key_hash.startswith(start, autoescape=True)
+            rows = db.execute(wanted.where(begins).limit(2)).all()
+        if not rows:
             raise NotHeld(
                 f"key {key!r} of {topic!r} is not held for group {group!r}: see  holdfast keys list"
+                f" ; a key that is no text is named by its id, as {_BY_ID}0f3a…"
             )
-        return int(row.parked)
+        if len(rows) > 1:
+            raise ConfigurationError(f"{key!r} begins several ids: write more of it")
+        (row,) = rows
+        return HeldKey(*row[:3]), int(row.parked)
 
     def _record(
         self, db: Connection, warrant: Warrant, action: str, subject: str, detail: dict[str, Any]
@@ -188,23 +206,25 @@ class Desk:
         )  # fmt: skip
 
 
-def _key(topic: str, key: str) -> HeldKey:
-    return HeldKey(topic, hash_of(key.encode(), ""), key.encode())
+def _is(group: str, topic: str) -> Any:
+    return (held_key.c.grp == group) & (held_key.c.topic == topic)
 
 
-def _is(group: str, topic: str, key: str) -> Any:
-    return (
-        (held_key.c.grp == group)
-        & (held_key.c.topic == topic)
-        & (held_key.c.key_hash == hash_of(key.encode(), ""))
-    )
+def _shown(key: bytes | None) -> str:
+    if key is None:
+        return "(no key)"
+    try:
+        return bytes(key).decode()
+    except UnicodeDecodeError:
+        return f"0x{bytes(key).hex()}"
 
 
 def _waiting(row: Any) -> Waiting:
     return Waiting(
         group=row.grp,
         topic=row.topic,
-        key="(no key)" if row.key is None else bytes(row.key).decode("utf-8", "replace"),
+        id=f"{_BY_ID}{row.key_hash[:12]}",
+        key=_shown(row.key),
         parked=row.parked,
         since=datetime.fromtimestamp(row.since, UTC),
         dead_letter=row.dlq_id,

@@ -24,7 +24,7 @@ class State(Enum):
 class KeyLane:
     """The messages of one key in hand, in order."""
 
-    __slots__ = ("due", "holds", "key", "queue", "state")
+    __slots__ = ("due", "holds", "is_gone", "key", "queue", "state")
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
@@ -33,6 +33,13 @@ class KeyLane:
         self.due = 0.0
         self.holds = False
         """Whether what comes next is to be parked behind an earlier message of its key."""
+        self.is_gone = False
+        """Whether it has been empty: later messages of the key have another lane."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it still holds messages."""
+        return bool(self.queue) and not self.is_gone
 
     @property
     def is_plain(self) -> bool:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
-from collections import deque
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.consumer.key_lane import KeyLane, State
-from holdfast.consumer.pools import Pools, Turn
+from holdfast.consumer.schedule import Schedule
 from holdfast.consumer.tray import Returned, Tray
 from holdfast.consumer.work import Apart, Delayed, LaneKey, Settled, Verdict, Wait, Work
 
@@ -39,23 +35,14 @@ class Lanes:
         wake: Callable[[], None],
         dropped: Callable[[Work], None],
     ) -> None:
-        self.ready: SimpleQueue[Any] = SimpleQueue()
-        self._gates = gates
+        self._schedule = Schedule(gates, clock)
+        self.ready = self._schedule.ready
         self._clock = clock
         self._wake = wake
         self._dropped = dropped
         self._lock = threading.RLock()
         self._lanes: dict[LaneKey, KeyLane] = {}
         self._tray = Tray()
-        self._pools = Pools(clock, self.ready.put)
-        self._due: list[tuple[float, int, KeyLane]] = []
-        self._order = itertools.count()
-        self._gated: dict[KeyLane, None] = {}
-        self._suspects: deque[KeyLane] = deque()
-        self._stalled: deque[KeyLane] = deque()
-        self._running: dict[Work, None] = {}
-        self._alone = False
-        self._stopped = False
         self.idle = threading.Condition(self._lock)
         self.load = self._tray.load
 
@@ -83,8 +70,8 @@ class Lanes:
                 if work.lane_key in held:
                     lane.holds = True
                 if lane.state is State.PENDING and lane.queue and lane.queue[0] is work:
-                    self._issue(lane)
-            wait = self._offer()
+                    self._schedule.issue(lane)
+            wait = self._schedule.offer()
         if wait is not None:
             self._wake()
 
@@ -98,20 +85,8 @@ class Lanes:
 
     def begin_batch(self, route: Route) -> list[Work]:
         """Return what of *route* may run in one transaction now; its keys keep their order."""
-        taken: list[Work] = []
         with self._lock:
-            if self._stopped or self._suspects or self._alone:
-                self._pools.taken(route, taken)
-                return taken
-            size = self._pools.room(route)
-            for lane in self._pools.waiting(route):
-                if lane.state is State.POOLED and self._is_live(lane):
-                    taken += self._begin_some(lane, size - len(taken))
-                if len(taken) >= size:
-                    break
-            self._pools.taken(route, taken)
-            self._offer()
-            return taken
+            return self._schedule.begin_batch(route)
 
     def finish(self, work: Work, verdict: Verdict) -> None:
         """Take the *verdict* on a work that ran."""
@@ -136,17 +111,7 @@ class Lanes:
     def tick(self) -> float | None:
         """Let run what is due or no longer gated; return the seconds until more may be."""
         with self._lock:
-            now = self._clock.monotonic()
-            while self._due and self._due[0][0] <= now:
-                due, _, lane = heapq.heappop(self._due)
-                if lane.state is State.WAITING and lane.due == due and self._is_live(lane):
-                    self._issue(lane)
-            self._ungate()
-            moments = [self._due[0][0] - now] if self._due else []
-            if self._gated:
-                moments += [seconds for seconds in (self._gates.opens_in(),) if seconds is not None]
-            moments += [seconds for seconds in (self._offer(),) if seconds is not None]
-            return max(min(moments), 0.0) if moments else None
+            return self._schedule.tick()
 
     # -- going out -------------------------------------------------------------------
 
@@ -190,7 +155,7 @@ class Lanes:
         with self._lock:
             self._forget(gone, begun=True)
             self._tray.drop(gone)
-            self._move_on()
+            self._schedule.move_on()
             self.idle.notify_all()
 
     def forsake(self, work: Work) -> None:
@@ -203,18 +168,7 @@ class Lanes:
     def stop(self) -> None:
         """Issue nothing more; what runs may finish."""
         with self._lock:
-            self._stopped = True
-            judgements = []
-            with suppress(Empty):
-                while True:
-                    item = self.ready.get_nowait()
-                    if isinstance(item, Work):
-                        self._running.pop(item, None)
-                    elif not isinstance(item, Turn):
-                        judgements.append(item)  # its message has run
-            for item in judgements:
-                self.ready.put(item)
-            self._pools.forget_turns()
+            self._schedule.stop()
             self.idle.notify_all()
 
     # -- looking ---------------------------------------------------------------------
@@ -224,7 +178,7 @@ class Lanes:
         with self._lock:
             return [
                 work
-                for work in self._running
+                for work in self._schedule.running
                 if work.begun
                 and (lanes is None or (work.delivery is not None and work.delivery.lane in lanes))
             ]
@@ -246,65 +200,13 @@ class Lanes:
 
     # -- inside the lock -------------------------------------------------------------
 
-    def _issue(self, lane: KeyLane) -> None:
-        """Let the head of *lane* run if it may."""
-        work = lane.queue[0]
-        if self._stopped or not work.admitted:
-            lane.state = State.PENDING
-        elif work.not_before > self._clock.monotonic():
-            self._wait(lane, work.not_before - self._clock.monotonic())
-        elif work.suspect and not lane.holds:
-            lane.state = State.SUSPECT
-            self._suspects.append(lane)
-            self._move_on()
-        elif self._suspects or self._alone:
-            lane.state = State.SUSPECT
-            self._stalled.append(lane)
-        elif work.route.batch is not None and lane.is_plain:
-            self._pools.add(work.route, lane)
-        else:
-            self._start(lane)
-
-    def _start(self, lane: KeyLane) -> bool:
-        """Hand the head of *lane* to the workers, unless its gate is shut."""
-        work = lane.queue[0]
-        if not lane.holds and work.later is None and not self._gates.enter(work):
-            lane.state = State.GATED
-            self._gated[lane] = None
-            return False
-        lane.state = State.RUNNING
-        self._running[work] = None
-        self.ready.put(work)
-        return True
-
-    def _begin_some(self, lane: KeyLane, most: int) -> list[Work]:
-        """Begin the works at the head of *lane* that may share a batch."""
-        taken: list[Work] = []
-        for work in lane.plain(most):
-            if not self._gates.enter(work):
-                break
-            work.begun = True
-            self._running[work] = None
-            taken.append(work)
-        if taken:
-            lane.state = State.RUNNING
-        elif lane.is_plain:
-            lane.state = State.GATED
-            self._gated[lane] = None
-        else:
-            self._issue(lane)
-        return taken
-
     def _finish(self, verdicts: Collection[tuple[Work, Verdict]], route: Route | None) -> None:
         with self._lock:
             if route is not None:
-                self._pools.ended(route)
-            self._alone = False
+                self._schedule.ended_batch(route)
             ended: dict[KeyLane, float | None] = {}
             for work, verdict in verdicts:
-                self._running.pop(work, None)
-                work.begun = False
-                self._gates.left(work)
+                self._schedule.ended(work)
                 lane = self._lanes[work.lane_key]
                 delay = self._conclude(lane, work, verdict)
                 if ended.get(lane) is None:
@@ -313,14 +215,14 @@ class Lanes:
                 if delay is None or not lane.queue:
                     self._next(lane)
                 else:
-                    self._wait(lane, delay)
-            self._move_on()
+                    self._schedule.wait(lane, delay)
+            self._schedule.move_on()
             self.idle.notify_all()
         self._wake()
 
     def _conclude(self, lane: KeyLane, work: Work, verdict: Verdict) -> float | None:
         """Do what *verdict* says about *work*; return the seconds that its lane is to wait."""
-        if not work.dropped and not self._stopped:
+        if not work.dropped and not self._schedule.stopped:
             if isinstance(verdict, Wait):
                 return verdict.delay
             if isinstance(verdict, Apart):
@@ -354,14 +256,6 @@ class Lanes:
             lane.queue.remove(one)
             self._dropped(one)
 
-    def _wait(self, lane: KeyLane, delay: float) -> None:
-        lane.state = State.WAITING
-        lane.due = self._clock.monotonic() + delay
-        heapq.heappush(self._due, (lane.due, next(self._order), lane))
-
-    def _is_live(self, lane: KeyLane) -> bool:
-        return bool(lane.queue) and self._lanes.get(lane.key) is lane
-
     def _forget(self, gone: Collection[Lane], *, begun: bool) -> None:
         for lane in list(self._lanes.values()):
             mine = [
@@ -370,14 +264,14 @@ class Lanes:
                 if work.delivery and work.delivery.lane in gone and (begun or not work.begun)
             ]
             self._discard(lane, mine)
-            if mine and not (lane.queue and lane.queue[0] in self._running):
-                self._gated.pop(lane, None)
+            if mine and not (lane.queue and lane.queue[0] in self._schedule.running):
+                self._schedule.forget(lane)
                 self._next(lane)
 
     def _discard(self, lane: KeyLane, works: list[Work]) -> None:
         for work in works:
             work.dropped = True
-            if work not in self._running:
+            if work not in self._schedule.running:
                 lane.queue.remove(work)
                 self._dropped(work)
             elif work.task is not None:
@@ -386,37 +280,6 @@ class Lanes:
     def _next(self, lane: KeyLane) -> None:
         if not lane.queue:
             self._lanes.pop(lane.key, None)
-            lane.state = State.PENDING
-        elif lane.queue[0] not in self._running:
-            self._issue(lane)
-
-    def _move_on(self) -> None:
-        """Run a suspect once nothing else runs; then let the others go on."""
-        self._ungate()
-        if self._stopped:
-            return
-        while self._suspects and not self._running:
-            lane = self._suspects.popleft()
-            if lane.state is State.SUSPECT and self._is_live(lane):
-                self._alone = self._start(lane)
-        while self._stalled and not (self._suspects or self._alone):
-            lane = self._stalled.popleft()
-            if lane.state is State.SUSPECT and self._is_live(lane):
-                self._issue(lane)
-        self._offer()
-
-    def _offer(self) -> float | None:
-        """Ask for workers for batches; return the seconds until an unfilled one goes out."""
-        if self._stopped or self._suspects or self._alone:
-            return None
-        return self._pools.offer()
-
-    def _ungate(self) -> None:
-        if self._suspects or self._alone:
-            return
-        for lane in list(self._gated):
-            if not self._is_live(lane):
-                del self._gated[lane]
-            elif self._gates.has_room(lane.queue[0]):
-                del self._gated[lane]
-                self._issue(lane)
+            lane.state, lane.is_gone = State.PENDING, True
+        elif lane.queue[0] not in self._schedule.running:
+            self._schedule.issue(lane)

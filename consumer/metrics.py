@@ -65,6 +65,12 @@ class ConsumerMetrics:
             "Handlers that run longer than hang_seconds",
             registry=self.registry,
         )
+        self._down = Gauge(
+            "holdfast_consumer_down",
+            "1 while that does not answer and the intake waits for it",
+            ["what"],
+            registry=self.registry,
+        )
         self._in_flight = Gauge(
             "holdfast_consumer_in_flight", "Handlers that run now", registry=self.registry
         )
@@ -76,6 +82,10 @@ class ConsumerMetrics:
                 self._consumed.labels(topic, outcome)
             self._lag.labels(topic).set(0)
         self._in_flight.set_function(lambda: float(in_flight()))
+
+    def watch(self, what: str, down: Callable[[], str | None]) -> None:
+        """Show whether *what* is down, by what *down* says when it is asked."""
+        self._down.labels(what).set_function(lambda: float(down() is not None))
 
     def count(self, topic: str, outcome: str) -> None:
         """Count one outcome."""

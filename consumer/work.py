@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """Whether its lane has gone to somebody else: whatever comes of it is not settled."""
     begun: bool = False
     """Whether a thread has taken it."""
-    started: float = 0.0
+    started: float = math.inf
+    """When its handler began, by the monotonic clock; never, until it has."""
     reported: float = 0.0
     task: Any = None
     permit: Any = None

@@ -24,6 +24,7 @@ _NETWORK = frozenset(
     if hasattr(errno, name)
 )
 _WAITABLE_STATUS = frozenset({408, 425, 429})
+_ACCESS_STATUS = frozenset({401, 403, 407})  # as gRPC's UNAUTHENTICATED: not the message's fault
 _GRPC = {
     **dict.fromkeys(
         ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED"),
@@ -80,7 +81,7 @@ def by_status(status: object) -> Remedy | None:
         return None
     if status >= 500 or status in _WAITABLE_STATUS:
         return Remedy.RETRY
-    return Remedy.DEAD_LETTER
+    return Remedy.FIX if status in _ACCESS_STATUS else Remedy.DEAD_LETTER
 
 
 def http_status(error: Any) -> object:

@@ -68,6 +68,10 @@ class Collector:
         self._stop = threading.Event()
         self._accepted: set[int] = set()
         self.collected = Collected()
+        self.pulse = clock.monotonic()
+        """When it last did anything, for probes."""
+        self.down: str | None = None
+        """Why nothing is collected now, None while it is."""
 
     def run(
         self, *, until_idle: bool = False, progress: Callable[[Collected], object] | None = None
@@ -79,6 +83,7 @@ class Collector:
         failures = 0
         while not self._stop.is_set():
             batch: list[Delivery] = []
+            self.pulse = self._clock.monotonic()
             try:
                 batch = self._source.poll(_BATCH, _POLL_SECONDS)
                 if batch:
@@ -87,8 +92,10 @@ class Collector:
                     failures = 0
                 elif until_idle and not any(self._source.lag().values()):
                     break
+                self.down = None
             except DependencyDown as error:
                 failures += 1
+                self.down = str(error)
                 if until_idle and failures > _MOST_FAILURES:
                     raise
                 delay = self._backoff.delay(failures) or self._backoff.ceiling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.idempotency.claim import Wanted
+
+
+log = logging.getLogger("holdfast.idempotency")
 
 
 class InProgress(StaleDelivery):
@@ -119,17 +123,32 @@ class Heartbeat:
                 kept = dict(self._kept)
                 self._changed.clear()
             due = {lease: due.get(lease, now + lease.seconds / 3) for lease in kept}
+            away: set[object] = set()
             for lease in [lease for lease, at in due.items() if at <= now]:
-                self._renew(lease, kept[lease])
-                due[lease] = self._clock.monotonic() + lease.seconds / 3
+                store = getattr(kept[lease], "__self__", kept[lease])
+                # A store that is away is asked once a round, or its timeouts would add up.
+                if store in away or not self._renew(lease, kept[lease]):
+                    away.add(store)
+                    due[lease] = self._clock.monotonic() + min(1.0, lease.seconds / 10)
+                else:
+                    due[lease] = self._clock.monotonic() + lease.seconds / 3
             rest = min(due.values()) - self._clock.monotonic()
             if rest > 0:
                 self._clock.wait(self._changed, rest)
 
-    def _renew(self, lease: Lease, renew: Callable[[Lease], bool]) -> None:
+    def _renew(self, lease: Lease, renew: Callable[[Lease], bool]) -> bool:
+        """Renew *lease*, or drop it if it is another's; False if the store does not answer."""
         try:
             still = renew(lease)
-        except Exception:  # noqa: BLE001 - a store that is away may be back before the lease ends
-            return
+        except Exception as error:  # noqa: BLE001 - it may be back before the lease ends
+            log.warning(
+                "the lease on message %s cannot be renewed for now; should it run out, another "
+                "worker of %s may take the message over: %s",
+                lease.wanted.id, lease.consumer, error,
+            )  # fmt: skip
+            return False
         if not still:
+            log.warning("the lease on message %s is lost to another worker of %s, this one's "
+                        "result will be refused", lease.wanted.id, lease.consumer)  # fmt: skip
             self.drop(lease)
+        return True

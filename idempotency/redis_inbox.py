@@ -40,6 +40,7 @@ if known[1] ~= ARGV[1] or known[2] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now + ARGV[2]))
+if ARGV[3] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return 1
 """
 _COMPLETE = """
@@ -93,6 +94,12 @@ class RedisInbox:
 
     def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
         """Take the message unless it is handled or another's lease lasts."""
+        if self.window is not None and seconds > self.window:
+            raise ConfigurationError(
+                f"a lease of {seconds:g} s outlives the memory of the inbox, window="
+                f"{self.window:g} s: another worker could take the message meanwhile; use a "
+                "longer window"
+            )
         # The nonce lets a repeated request, whose answer was lost, find its own lease.
         arguments = [_milliseconds(seconds), new_id(), self._kept]
         answer = self._run(self._take, consumer, wanted, arguments)
@@ -105,7 +112,7 @@ class RedisInbox:
 
     def renew(self, lease: Lease) -> bool:
         """Make *lease* last from now; False if another has taken over."""
-        arguments = [lease.token, _milliseconds(lease.seconds)]
+        arguments = [lease.token, _milliseconds(lease.seconds), self._kept]
         return bool(self._run(self._renew, lease.consumer, lease.wanted, arguments) == 1)
 
     def complete(self, lease: Lease, result: bytes | None) -> None:

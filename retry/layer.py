@@ -87,6 +87,10 @@ class Retry(Layer):
             raise ConfigurationError(f"@retry(deadline={deadline}): use seconds above 0, or None")
         if on is not None and classify is not None:
             raise ConfigurationError("@retry(on=…, classify=…): both decide what to retry; use one")
+        if budget is not None and not isinstance(budget, Budget | str):
+            raise ConfigurationError(
+                f"@retry(budget={budget!r}): use a Budget, or the name of the dependency"
+            )
         self.policy, self.stop, self.deadline = policy, stop, deadline
         self.budget = Budget.named(budget) if isinstance(budget, str) else budget
         strategies.check_condition(on)

@@ -1,24 +1,32 @@
 """`holdfast dlq collect`: dead-letter topics into the store, continuously or once."""
 
 import difflib
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
+from prometheus_client import REGISTRY, generate_latest
 from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
 from holdfast.brokers import connect
 from holdfast.cli.display import say
 from holdfast.cli.dlq.opened import dead_letters
-from holdfast.cli.dlq.options import Database
+from holdfast.cli.dlq.options import Database, retentions
+from holdfast.cli.exported import export_store
 from holdfast.cli.options import Broker, Config
 from holdfast.cli.stopping import stopped_by_signals
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.dlq.collector import Collector
 from holdfast.dlq.letter import dlq_topic
 from holdfast.dlq.schema import group as table
 from holdfast.dlq.store import StoreHome
 from holdfast.errors import NotFound, UnknownTopic
+from holdfast.outbox.endpoint import Endpoint
+from holdfast.outbox.probes import Verdict
 from holdfast.ports import Broker as Port
+
+_STALL_SECONDS = 120.0
 
 
 def collect(
@@ -30,10 +38,26 @@ def collect(
     group: Annotated[
         str, typer.Option(help="The consumer group that collects.")
     ] = "holdfast-dlq-collector",
+    http: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_HTTP",
+            help="Serve /healthz, /readyz and /metrics here, those of the store among them.",
+        ),
+    ] = None,
+    retention: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HOLDFAST_RETENTION",
+            metavar="TOPIC=AGE",
+            help="How long the broker keeps a topic, e.g. orders=7d, for /metrics.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when nothing is left.")] = False,
 ) -> None:
     """Move dead letters from broker topics into the store, again and again."""
-    with dead_letters(database) as engine:
+    kept = retentions(retention)
+    with dead_letters(database) as engine, ExitStack() as closing:
         opened = connect(broker)
         missing = [topic for topic in topics if not _exists(opened, group, topic)]
         if missing and once:
@@ -44,12 +68,31 @@ def collect(
         source = opened.source(topics, group=group)
         try:
             collector = Collector(source, StoreHome(engine))
+            if http is not None:
+                export_store(engine, kept)
+                closing.callback(_served(http, collector).stop)
             with stopped_by_signals(collector.stop, drain_seconds=30):
                 found = collector.run(until_idle=once)
         finally:
             source.close()
             opened.close()
     say(f"collected {found.stored:,} dead letters, {found.unreadable:,} of them without envelope")
+
+
+def _served(address: str, collector: Collector) -> Endpoint:
+    def alive() -> Verdict:
+        silent = SYSTEM_CLOCK.monotonic() - collector.pulse
+        return Verdict(silent < _STALL_SECONDS, f"asked the broker {silent:.0f} s ago")
+
+    def ready() -> Verdict:
+        return Verdict(collector.down is None, collector.down or "collects")
+
+    endpoint = Endpoint(
+        address, alive=alive, ready=ready, metrics=lambda: generate_latest(REGISTRY)
+    )
+    endpoint.start()
+    say(f"http://{endpoint.address} serves /healthz, /readyz and /metrics")
+    return endpoint
 
 
 def _exists(broker: Port, group: str, topic: str) -> bool:

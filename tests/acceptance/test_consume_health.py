@@ -266,15 +266,15 @@ def test_readiness_tells_of_dead_letters_that_cannot_be_written(bench: Bench) ->
 
     vitals = Vitals(consumer)
     with bench.engine.begin() as db:
-        db.exec_driver_sql("ALTER TABLE holdfast_dlq_message RENAME TO hidden")
-        db.exec_driver_sql("CREATE TABLE holdfast_dlq_message (dlq_id TEXT)")
+        db.exec_driver_sql("ALTER TABLE holdfast_dlq_group RENAME TO hidden")
+        db.exec_driver_sql("CREATE TABLE holdfast_dlq_group (fingerprint TEXT)")
     bench.publish("bad")
     with running(consumer):
         until(lambda: "dead letters cannot be written" in vitals.ready().why, "not ready")
         assert vitals.alive().good
         with bench.engine.begin() as db:
-            db.exec_driver_sql("DROP TABLE holdfast_dlq_message")
-            db.exec_driver_sql("ALTER TABLE hidden RENAME TO holdfast_dlq_message")
+            db.exec_driver_sql("DROP TABLE holdfast_dlq_group")
+            db.exec_driver_sql("ALTER TABLE hidden RENAME TO holdfast_dlq_group")
         until(lambda: vitals.ready().good, "ready again")
     assert len(bench.letters) == 1
 

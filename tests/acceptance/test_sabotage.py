@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 INBOX = "tests/integration/idempotency/test_inbox.py"
 KIT = "tests/unit/test_memory_broker.py::TestMemoryBroker"
 RUNTIME = "tests/integration/test_consumer_runtime.py"
+OVERTAKING = "tests/integration/test_overtaking.py"
+AGAIN = "tests/integration/test_dead_letter_again.py"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,8 @@ RUNTIME = "tests/integration/test_consumer_runtime.py"
         ("dedup_apart", f"{RUNTIME}::test_a_failed_attempt_is_not_remembered_as_done"),
         ("acknowledge_first", f"{RUNTIME}::test_nothing_is_acknowledged_before_its_commit"),
         ("blame_the_outage", f"{RUNTIME}::test_an_outage_burns_no_attempt_and_kills_no_message"),
+        ("overtake_unseen", f"{OVERTAKING}::test_a_loop_of_ones_own_notices_it"),
+        ("prune_undecided", f"{AGAIN}::test_what_the_loop_cap_parked_is_never_pruned[sqlite]"),
         ("dedup_apart", f"{INBOX}::test_a_failed_delivery_is_not_remembered_as_done[sqlite]"),
     ],
 )

@@ -116,6 +116,8 @@ KNOWN: list[tuple[BaseException, Remedy | None]] = [
     (foreign("httpx.HTTPStatusError", response=answered(408)), RETRY),
     (foreign("httpx.HTTPStatusError", response=answered(425)), RETRY),
     (foreign("httpx.HTTPStatusError", response=answered(422)), DEAD),
+    (foreign("httpx.HTTPStatusError", response=answered(401)), FIX),
+    (foreign("requests.exceptions.HTTPError", OSError, response=answered(403)), FIX),
     (foreign("httpx.NetworkError"), RETRY),
     (foreign("aiohttp.client_exceptions.ClientResponseError", status=502), RETRY),
     (grpc_error("UNAVAILABLE"), RETRY),

@@ -429,6 +429,7 @@ def test_describe_says_policy_and_limits() -> None:
         (lambda: retry(3), "Backoff"),
         (lambda: retry(stop=3), "stop_"),
         (lambda: retry(deadline=0), "deadline"),
+        (lambda: retry(budget=3), "name of the dependency"),  # type: ignore[arg-type]
         (lambda: retry(on="ValueError"), "error types"),
         (lambda: retry(on=KeyError, classify=lambda e: None), "use one"),
         (lambda: timeout(0), "above 0"),

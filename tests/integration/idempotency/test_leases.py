@@ -396,5 +396,53 @@ def test_a_redis_memory_ends_with_its_window(redis: Redis) -> None:
         kept.close()
 
 
+def test_a_redis_memory_lasts_as_long_as_its_lease_is_renewed(redis: Redis) -> None:
+    """A handler longer than the window keeps its lease; a lease longer than it is refused."""
+    store = RedisInbox(redis.url, window=60.0, prefix=new_id())
+    with pytest.raises(ConfigurationError, match="longer window"):
+        store.take(MAIL, wanted(message()), 61)
+    mine = store.take(MAIL, wanted(message()), 50)
+    assert isinstance(mine, Lease)
+    (key,) = store._client.keys(f"{store._prefix}:*")
+    store._client.pexpire(key, 600_000)
+    assert store.renew(mine)
+    assert 0 < store._client.pttl(key) <= 60_000  # from now on, again and again
+    store.close()
+
+
+class Away:
+    """A store that is down, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def renew(self, _lease: Lease) -> bool:
+        """Fail."""
+        self.asked += 1
+        raise DependencyDown("the store is away")
+
+
+def test_a_store_that_is_away_is_told_and_does_not_hold_up_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ten of its leases do not wait for ten timeouts; a lease elsewhere is renewed meanwhile."""
+    away, renewed, heartbeat = Away(), threading.Event(), Heartbeat()
+
+    def renew(_lease: Lease) -> bool:
+        renewed.set()
+        return True
+
+    leases = [
+        Lease(consumer=MAIL, wanted=wanted(message()), token=n, seconds=0.3) for n in range(11)
+    ]
+    for one in leases[:10]:
+        heartbeat.keep(one, away.renew)
+    heartbeat.keep(leases[10], renew)
+    wait_until(lambda: renewed.is_set() and away.asked, what="both were asked")
+    for one in leases:
+        heartbeat.drop(one)
+    assert "cannot be renewed for now" in caplog.text
+
+
 def test_the_tables_of_the_leases_are_part_of_the_schema() -> None:
     assert lease.name in metadata.tables

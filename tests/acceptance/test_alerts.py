@@ -1,0 +1,131 @@
+"""The alert rules that are shipped can fire: what they ask for is really exported."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import Message
+from holdfast.brokers import connect
+from holdfast.consumer import create_tables
+from holdfast.database import open_database
+from holdfast.dlq import StoreHome
+from holdfast.testing import wait_until
+from tests.dead_letters import letter
+from tests.servers.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+SHOP = """
+from holdfast.circuit import circuit
+from holdfast.consumer import Consumer
+from holdfast.dlq import dead_letter
+
+consumer = Consumer("sqlite:///broker.db?session=2", group="billing", database="sqlite:///app.db")
+
+@consumer.on("orders")
+@dead_letter()
+@circuit("payments")
+def bill(order: str) -> None: ...
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """Offer a consumer whose store holds one dead letter, on a broker with its topics."""
+    engine = open_database(f"sqlite:///{tmp_path}/app.db")
+    create_tables(engine)
+    StoreHome(engine).put(letter())
+    engine.dispose()
+    (tmp_path / "shop.py").write_text(SHOP)
+    broker = connect(f"sqlite:///{tmp_path}/broker.db")
+    for topic in ("orders", "orders.billing.dlq"):
+        broker.create_topic(topic)
+    sink = broker.sink()
+    sink.publish([Message.new("orders", b"one", key="k")])
+    sink.close()
+    broker.close()
+    return tmp_path
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[int]:
+    """Run a command with an endpoint, which must end in peace; return the port."""
+    port = free_port()
+    command = [HOLDFAST, *words, "--http", f"127.0.0.1:{port}", "--retention", "orders=1s"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    process = subprocess.Popen(command, cwd=folder, env=environment)
+    try:
+        yield port
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def page(port: int, path: str) -> str:
+    """Return a page, nothing while it is not served."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def asked_for(name: str) -> set[str]:
+    """Return the series that the rules in a file ask for."""
+    found = set(re.findall(r"\bholdfast_\w+", (DEPLOY / name).read_text()))
+    assert found, name
+    return found
+
+
+def series(text: str) -> set[str]:
+    """Return the series that a page shows."""
+    return set(re.findall(r"^(holdfast_\w+)", text, re.MULTILINE))
+
+
+def test_consume_exports_every_series_of_the_alerts_on_consumers_and_dead_letters(
+    shop: Path,
+) -> None:
+    """A series that is not there makes a rule that cannot fire, and nobody would notice."""
+    wanted = asked_for("prometheus-consumer-alerts.yaml") | asked_for("prometheus-dlq-alerts.yaml")
+    with serving(shop, "consume", "shop:consumer", "--workers", "2") as port:
+        wait_until(
+            lambda: len(re.findall("consumes", page(port, "/readyz"))) == 2,
+            deadline=90,
+            what="both workers consume",
+        )
+        text = page(port, "/metrics")
+    assert wanted - series(text) == set()
+    for worker in "01":
+        assert f'holdfast_dlq_open{{topic="orders",worker="{worker}"}} 1.0' in text
+        assert f'holdfast_dlq_expiring_24h{{worker="{worker}"}} 1.0' in text
+        assert f'holdfast_consumer_down{{what="database",worker="{worker}"}} 0.0' in text
+    assert 'holdfast_circuit_state{circuit="payments",state="open",worker="0"} 0.0' in text
+
+
+def test_collect_exports_the_store_of_consumers_that_have_none(shop: Path) -> None:
+    """Where consumers have no database, the collector is who knows what waits."""
+    words = ("dlq", "collect", "orders.billing.dlq", "--database", "sqlite:///app.db",
+             "--broker", "sqlite:///broker.db")  # fmt: skip
+    with serving(shop, *words) as port:
+        wait_until(lambda: "collects" in page(port, "/readyz"), deadline=90, what="it collects")
+        text = page(port, "/metrics")
+        assert "asked the broker" in page(port, "/healthz")
+    gauges = {name for name in asked_for("prometheus-dlq-alerts.yaml") if "consumed" not in name}
+    assert {name for name in gauges if not name.endswith("_total")} - series(text) == set()
+    assert 'holdfast_dlq_open{topic="orders"} 1.0' in text
+    assert "holdfast_dlq_expiring_24h 1.0" in text
