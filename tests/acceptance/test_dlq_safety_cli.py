@@ -199,3 +199,50 @@ def test_a_plan_is_pruned_after_the_last_of_its_letters(desk: Desk) -> None:
     assert Plans(desk.engine).latest() == []
     assert count(desk.engine, item) == 0
     assert plan.total == 2
+
+
+def test_every_act_answers_in_json(desk: Desk) -> None:
+    """So that a script need not read sentences."""
+    desk.seal(1)
+    desk.home.put_all([letter(n) for n in range(2, 5)])
+    group = letter_group(desk, letter(2).dlq_id)
+    why = ("--reason", "OPS-12")
+    assert desk.json("ack", group, *why)["state"] == "acknowledged"
+    assert desk.json("mute", group, "--for", "4h", *why)["state"] == "muted"
+    assert desk.json("note", group, "no VAT since Monday")["note"] == "no VAT since Monday"
+    edit = desk.json("edit", letter(2).dlq_id, "--header", "x-note=1", *why)
+    assert edit["revision"] == 1
+    said = desk.run("resolve", group, *why)
+    assert (said.returncode, "pending" in said.stderr) == (2, True)
+    desk.replay("--id", letter(2).dlq_id)
+    (plan,) = Plans(desk.engine).latest()
+    assert desk.json("plans", "pause", plan.short, *why)["state"] == "paused"
+    assert desk.json("plans", "abort", plan.short, *why)["state"] == "aborted"
+    assert desk.json("discard", "--id", letter(3).dlq_id, *why, "--yes")["count"] == 1
+    assert desk.json("reopen", "--id", letter(3).dlq_id, *why, "--yes")["count"] == 1
+    assert desk.json("forget", "c-1", *why, "--yes") == {"subject": "c-1", "forgotten": True}
+    assert desk.json("prune", "--dry-run") == {"would_delete": 0}
+    assert desk.json("prune")["deleted"] == 0
+    assert desk.json("regroup", *why, "--yes") == []
+    assert desk.json("discard", group, *why, "--yes")["state"] == "discarded"
+    assert desk.json("resolve", group, *why)["state"] == "resolved"
+
+
+def letter_group(desk: Desk, dlq_id: str) -> str:
+    """Return the failure group of a letter."""
+    return str(desk.json("explain", dlq_id)["group_id"])
+
+
+def test_the_command_tells_a_new_problem_once(desk: Desk, tmp_path: Path) -> None:
+    """To a program without a shell; whom to tell must be said."""
+    desk.home.put(letter(1, failed(RuntimeError("odd"))))
+    assert "--webhook" in desk.run("alerts").stderr
+    program = tmp_path / "tell.py"
+    heard_in = tmp_path / "heard"
+    program.write_text(
+        f"import sys; open({str(heard_in)!r}, 'a').write(sys.stdin.read() + chr(10))"
+    )
+    run = ("alerts", "--run", f"{sys.executable} {program}")
+    assert [desk.json(*run)["told"] for _ in range(2)] == [1, 0]
+    (heard,) = heard_in.read_text().splitlines()
+    assert "odd" in json.loads(heard)["title"]
