@@ -1,17 +1,34 @@
 """`holdfast outbox`: what operators see and do."""
 
+import getpass
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from holdfast.cli.display import print_json, print_table
+from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.opened import outbox_database
-from holdfast.cli.options import Config, Database, Json, Limit
+from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason
 from holdfast.cli.parked import app as parked
-from holdfast.outbox.audit import Audit
+from holdfast.outbox.audit import Audit, Warrant
 
 app = typer.Typer(help="Look into the outbox and handle parked keys.", no_args_is_help=True)
 app.add_typer(parked, name="parked")
+
+
+@app.command(epilog="Example: holdfast outbox prune --keep-days 365 --reason 'yearly'")
+def prune(
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    keep_days: Annotated[float, typer.Option(help="Keep entries that are younger.")] = 365.0,
+    actor: Actor = None,
+) -> None:
+    """Delete old entries of the audit trail; events are never pruned, only published or skipped."""
+    warrant = Warrant(actor=getpass.getuser() if actor is None else actor, reason=reason)
+    with outbox_database(database) as engine:
+        say(f"pruned {Audit(engine).prune(keep_days, warrant):,} entries")
 
 
 @app.command(epilog="Example: holdfast outbox audit --database sqlite:///shop.db --limit 20")

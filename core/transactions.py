@@ -61,12 +61,21 @@ def transact(
         attempt += 1
         try:
             with engine.begin() as db:
+                if engine.dialect.name == "sqlite":
+                    _take_turns(db)
                 return work(db)
         except DBAPIError as error:
             delay = backoff.delay(attempt) if is_deadlock(error) else None
             if delay is None:
                 raise
         clock.sleep(delay)
+
+
+def _take_turns(db: Connection) -> None:
+    """Take SQLite's write lock now: an engine of the caller's own may begin without it."""
+    raw: Any = db.connection.driver_connection
+    if getattr(raw, "in_transaction", None) is False:
+        db.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _read_committed(engine: Engine) -> Engine:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.schema import audit
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 _LONGEST_ACTOR, _LONGEST_SUBJECT = 255, 600
+_PRUNED = 1000  # entries in one transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Entry:
 
 
 class Audit:
-    """The audit trail of one outbox; it is only ever added to."""
+    """The audit trail of one outbox; entries are added, and pruned by age alone."""
 
     def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = engine
@@ -72,6 +74,28 @@ class Audit:
         with self._engine.connect() as db:
             rows = db.execute(latest).mappings().all()
         return [Entry(**{**row, "at": in_utc(row["at"])}) for row in rows]
+
+    def prune(self, days: float, warrant: Warrant) -> int:
+        """Delete entries older than *days* and return how many; that is an entry itself."""
+        if not days >= 1:
+            raise ConfigurationError(f"keep {days} days: keep at least 1")
+        before = self._clock.now() - timedelta(days=days)
+
+        def act(db: Connection) -> int:
+            old = select(audit.c.seq).where(audit.c.at < before).order_by(audit.c.seq)
+            seqs = db.execute(old.limit(_PRUNED)).scalars().all()
+            if seqs:
+                db.execute(delete(audit).where(audit.c.seq.in_(seqs)))
+                detail = {"entries": len(seqs), "before": before.isoformat()}
+                self.record(db, warrant, "prune", "audit", detail)
+            return len(seqs)
+
+        total = 0
+        while pruned := transact(self._engine, act, clock=self._clock):
+            total += pruned
+            if pruned < _PRUNED:
+                break
+        return total
 
 
 def in_utc(moment: datetime) -> datetime:

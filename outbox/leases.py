@@ -7,10 +7,12 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sqlalchemy import delete
+
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError, Transient
 from holdfast.ids import new_id
-from holdfast.outbox.schema import SHARDS
+from holdfast.outbox.schema import SHARDS, relay
 from holdfast.outbox.tables import require_tables
 from holdfast.sql import statements
 from holdfast.transactions import transact
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.outbox")
 
+_REMEMBERED = 86_400.0
+"""Seconds for which relays that died are kept for the doctor to name."""
 _SPARE = 0.1
 """The share of a lease that is left unused: time for a client to let go of a batch."""
 
@@ -101,6 +105,8 @@ class Leases:
         if not self._seeded:
             require_tables(db)
             db.execute(self._sql["seed"], {"last": SHARDS - 1})
+            now = float(db.execute(self._sql["now"]).scalar_one())
+            db.execute(delete(relay).where(relay.c.until < now - _REMEMBERED))
         return self._share(db)
 
     def _share(self, db: Connection) -> Mapping[int, int]:

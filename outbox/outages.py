@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 _PASSING = ("08", "25006", "40", "53", "55006", "55P03", "57", "58")
 """SQLSTATEs of a server that will be well again: connections, read-only, resources, restarts."""
 _MYSQL_READ_ONLY = frozenset({1290, 1792, 1836})
-_PRIVILEGE = "42501"
-_MYSQL_PRIVILEGE = frozenset({1142, 1143})
+_MYSQL_WRONG = frozenset({1142, 1143, 1146})
+"""No privilege for a table or column, no such table: pymysql calls these operational."""
+_PRIVILEGE, _MYSQL_PRIVILEGES = "42501", frozenset({1142, 1143})
 _GRANTS = (
     "let its owner run  GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_outbox, "
     "holdfast_outbox_shard, holdfast_outbox_relay, holdfast_outbox_delayed, "
@@ -26,27 +27,26 @@ _GRANTS = (
 
 def is_outage(error: DBAPIError) -> bool:
     """Whether *error* passes by itself: a server that is away, full, or no longer the primary."""
-    if _is_refused(error):
+    number = _number(error)
+    if number in _MYSQL_WRONG:
         return False
     if isinstance(error, OperationalError) or error.connection_invalidated:
         return True
-    origin: Any = error.orig
-    state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None) or ""
-    number = origin.args[0] if getattr(origin, "args", ()) else None
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
     return state.startswith(_PASSING) or number in _MYSQL_READ_ONLY
 
 
 def unreadable(error: DBAPIError) -> ConfigurationError:
     """Return what to fix about *error*, which is no outage."""
-    fix = f"; {_GRANTS}" if _is_refused(error) else ""
+    state = getattr(error.orig, "sqlstate", None)
+    lacks = state == _PRIVILEGE or _number(error) in _MYSQL_PRIVILEGES
+    fix = f"; {_GRANTS}" if lacks else ""
     return ConfigurationError(f"the outbox cannot be read: {short(error)}{fix}")
 
 
-def _is_refused(error: DBAPIError) -> bool:
-    """Whether the database says that the role may not do this."""
+def _number(error: DBAPIError) -> object:
     origin: Any = error.orig
-    number = origin.args[0] if getattr(origin, "args", ()) else None
-    return getattr(origin, "sqlstate", None) == _PRIVILEGE or number in _MYSQL_PRIVILEGE
+    return origin.args[0] if getattr(origin, "args", ()) else None
 
 
 def short(error: Exception) -> str:

@@ -31,6 +31,7 @@ log = logging.getLogger("holdfast.outbox")
 
 REFUSED, BEHIND, RELEASED = "refused", "behind", "released"
 _LOOK_SECONDS, _MOST = 0.5, 1000
+_REST = 10  # looking takes a tenth of the time at most
 _COPIED = [column.name for column in outbox.columns]
 
 
@@ -46,6 +47,7 @@ class Parking:
         self._clock = clock
         self._keys: set[tuple[str, str]] = set()
         self._looked = float("-inf")
+        self._pause = _LOOK_SECONDS
         self._shards: object = None
 
     def refresh(self, leases: Leases, sink: LeasedSink) -> int:
@@ -55,7 +57,7 @@ class Parking:
         former owner has parked a key since.
         """
         now = self._clock.monotonic()
-        if now - self._looked < _LOOK_SECONDS and self._shards is leases.owned:
+        if now - self._looked < self._pause and self._shards is leases.owned:
             return 0
         self._shards = leases.owned
         with self._engine.connect() as db:
@@ -65,10 +67,13 @@ class Parking:
             key = parked.c.aggregateid
             # MySQL takes keys for one that differ only by spaces at the end; lengths tell.
             keys = select(parked.c.aggregatetype, key, func.length(key)).distinct()
-            rows = db.execute(keys.where(key.is_not(None)))
+            ours = parked.c.shard.in_(list(leases.owned))
+            rows = db.execute(keys.where(key.is_not(None), ours))
             self._keys = {(topic, key) for topic, key, _ in rows}
         if len(released) < _MOST:
             self._looked = now
+        # With very many of them a look takes long; the other keys must not wait for it.
+        self._pause = max(_LOOK_SECONDS, _REST * (self._clock.monotonic() - now))
         return published
 
     def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

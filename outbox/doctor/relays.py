@@ -45,7 +45,8 @@ def alive(patient: Patient) -> Iterator[Finding]:
             severity=Severity.WARNING,
             text=f"{len(dead)} relays ended without a farewell, the last on {last.host} "
             f"{duration(now - last.until)} ago",
-            fix="see why they died in their logs; the rows go when the next relay ends in order",
+            fix="see why they died in their logs; the rows go when the next relay ends in order, "
+            "or after a day",
             facts={"host": last.host, "id": last.id, "seconds": round(now - last.until, 1)},
         )
 

@@ -31,7 +31,11 @@ def slots(patient: Patient) -> Iterator[Finding]:
             grown = db.execute(patient.sql["grown"], {"start": start}).scalar_one()
             rate = float(grown) / patient.limits.rate_seconds
     if not found:
-        yield Finding(check="slots", severity=Severity.OK, text="there is no replication slot")
+        level = settings.wal_level
+        text = "there is no replication slot"
+        if level != "logical":
+            text += f"; wal_level is {level}, and --engine wal would need logical"
+        yield Finding(check="slots", severity=Severity.OK, text=text, facts={"wal_level": level})
         return
     if settings.wal_level != "logical":
         yield Finding(

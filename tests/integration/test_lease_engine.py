@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import create_engine, func, insert, select
 from sqlalchemy.orm import Session
 
 from holdfast import BrokerDown, Message, MessageTooLarge, Published
@@ -15,18 +16,20 @@ from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.delays import Delays
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.rows import shard_of, values
 from holdfast.outbox.schema import SHARDS, delayed, outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
 from holdfast.testing import VirtualClock, wait_until
+from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
 
 class NullSink:
@@ -272,6 +275,65 @@ def test_a_refused_row_that_somebody_deleted_is_not_said_to_be_parked(
     worker.join(30)
     assert size(engine, parked) == 0
     assert "is gone from the table: nothing is parked" in caplog.text
+
+
+def test_relays_on_an_engine_of_the_users_own_move_a_delayed_event_once(tmp_path: Path) -> None:
+    """SQLAlchemy begins SQLite's transactions without the write lock; ours take it."""
+    url = f"sqlite:///{tmp_path}/plain.db"
+    engines = [create_engine(url, connect_args={"timeout": 30}) for _ in range(2)]
+    create_tables(engines[0])
+    with engines[0].begin() as db:
+        Outbox().add(db, {}, topic="t", delay=0)
+    with engines[0].connect() as db:
+        raw: Any = db.connection.driver_connection
+        assert raw.in_transaction is False  # so it begins, unless told otherwise
+    held: list[bool] = []
+
+    def look(db: Connection) -> None:
+        raw: Any = db.connection.driver_connection
+        held.append(raw.in_transaction)
+
+    transact(engines[0], look)
+    assert held == [True]
+    assert [Delays(moving)._move_due() for moving in engines] == [1, 0]
+    assert (size(engines[0]), size(engines[0], delayed)) == (1, 0)
+    for moving in engines:
+        moving.dispose()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_relays_that_died_long_ago_are_forgotten(engine: Engine) -> None:
+    """Kept for a day, for the doctor to name; a loop of crashes fills no table."""
+    with engine.begin() as db:
+        for name, until in (("old", 0.0), ("new", time.time() - 60)):
+            row = {"id": name, "until": until, "engine": "lease", "host": "h"}
+            db.execute(insert(relays).values(**row))
+    Leases(engine).renew()
+    with engine.connect() as db:
+        names = set(db.execute(select(relays.c.id)).scalars())
+    assert "old" not in names
+    assert "new" in names
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_looking_at_very_many_parked_events_is_done_less_often(engine: Engine) -> None:
+    """Ten times as long as a look takes is left for everything else."""
+    clock = VirtualClock()
+    moving = LeaseEngine(engine, NullSink(), clock=clock)
+    moving.step()
+    released, looks = moving._parking._released, []
+
+    def slow(*args: Any) -> Any:
+        looks.append(clock.monotonic())
+        clock.advance(0.3)
+        return released(*args)
+
+    moving._parking._released = slow  # type: ignore[method-assign]
+    clock.advance(1)
+    for _ in range(12):
+        moving._parking.refresh(moving._leases, moving._sink)
+        clock.advance(0.5)
+    assert len(looks) == 2
 
 
 def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> None:

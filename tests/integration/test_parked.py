@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from holdfast.outbox import Event, LeaseEngine, Outbox, Relay
 from holdfast.outbox.audit import Audit, Warrant
 from holdfast.outbox.parked_event import Edit, NotParked
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.testing import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,3 +273,16 @@ def test_a_selection_must_say_what_is_meant(selection: dict[str, Any]) -> None:
     """An empty or double selection never means everything."""
     with pytest.raises(ConfigurationError):
         Selection(**selection)
+
+
+def test_old_entries_of_the_audit_trail_are_pruned_and_that_is_audited(shop: Shop) -> None:
+    """What is younger stays; nothing below a day can be asked for."""
+    old = Audit(shop.engine, clock=VirtualClock(datetime(2020, 1, 1, tzinfo=UTC)))
+    with shop.engine.begin() as db:
+        old.record(db, WARRANT, "skip", "orders/1", {})
+        shop.audit.record(db, WARRANT, "release", "orders/2", {})
+    assert shop.audit.prune(365, Warrant(actor="ada", reason="yearly")) == 1
+    assert [entry.action for entry in shop.audit.entries()] == ["prune", "release"]
+    assert shop.audit.prune(365, WARRANT) == 0
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        shop.audit.prune(0, WARRANT)

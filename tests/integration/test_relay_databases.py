@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import InternalError
+from sqlalchemy.exc import InternalError, OperationalError
 
 from holdfast import ConfigurationError
 from holdfast.backoff import Backoff
@@ -84,6 +84,12 @@ class _Driver(Exception):
 def test_only_what_passes_by_itself_is_an_outage(error: _Driver, *, passes: bool) -> None:
     """A full disk, a restart, a failover; not a missing table or privilege."""
     assert is_outage(InternalError("SELECT 1", {}, error)) is passes
+
+
+@pytest.mark.parametrize("number", [1142, 1143, 1146])
+def test_what_mysql_drivers_call_operational_may_be_wrong_settings(number: int) -> None:
+    """Missing privileges and tables do not pass by themselves."""
+    assert not is_outage(OperationalError("SELECT 1", {}, _Driver(None, number)))
 
 
 def test_missing_privileges_end_the_relay_with_the_grant(postgres: Postgres) -> None:

@@ -185,6 +185,9 @@ def test_a_batch_to_kafka_is_given_up_when_the_lease_is_over(kafka: Kafka, drive
         assert isinstance(sink, Hurried)
         batch = [Message.new(topic, b"%d" % n, key="k") for n in range(50)]
         assert [result.error for result in sink.publish_within(batch, 60.0)] == [None] * 50
-        with pytest.raises(BrokerDown):
+        with pytest.raises(BrokerDown, match="no time was left"):
             sink.publish_within(batch, 0.0)
+        many = [Message.new(topic, b"x" * 500, key="k") for _ in range(5000)]
+        with pytest.raises(BrokerDown):
+            sink.publish_within(many, 0.001)  # it is over before the last one is handed over
         assert [result.error for result in sink.publish(batch)] == [None] * 50
