@@ -89,6 +89,19 @@ def print_table(
     out.print(table)
 
 
+def answer(text: str, facts: dict[str, Any], *, as_json: bool) -> None:
+    """Say what was done: in a sentence to people, as *facts* to a script."""
+    if as_json:
+        print_json(facts)
+    else:
+        say(text)
+
+
+def foreign(text: str) -> str:
+    """Return *text* with all but its first line marked: what others wrote is no line of ours."""
+    return text.replace("\r\n", "\n").replace("\n", "\n  | ")
+
+
 def say(text: str) -> None:
     """Print a line that may hold foreign text."""
     out.print(Text(plain(text, lines=True)), soft_wrap=True)

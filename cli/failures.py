@@ -34,7 +34,12 @@ _MYSQL_WRONG = {1044, 1045, 1049, 1698}  # access denied, unknown database
 
 def is_expected(error: Exception) -> bool:
     """Whether *error* is one that a sentence explains, and no fault of this program."""
-    return isinstance(error, HoldfastError | SQLAlchemyError)
+    return isinstance(error, HoldfastError | SQLAlchemyError) or _is_no_text(error)
+
+
+def _is_no_text(error: BaseException) -> bool:
+    """Whether a byte on the command line that is not UTF-8 came to where text is needed."""
+    return isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason
 
 
 def is_wrong(error: Exception) -> bool:
@@ -50,6 +55,8 @@ def is_wrong(error: Exception) -> bool:
 def sentence(error: BaseException) -> str:
     """Return what *error* says in one line, without secrets, statements or links."""
     text = str(error)
+    if isinstance(error, UnicodeEncodeError):
+        text = f"{error.object!r} is not UTF-8: write it in the terminal's own encoding"
     if isinstance(error, DBAPIError) and error.orig is not None:
         words = error.orig.args[-1] if error.orig.args else error.orig
         text = f"the database says: {words}"
@@ -63,7 +70,7 @@ def exit_code(error: Exception) -> int:
         return EXIT_NOT_FOUND
     if isinstance(error, DependencyDown):
         return EXIT_DOWN
-    if isinstance(error, HoldfastError) or is_wrong(error):
+    if isinstance(error, HoldfastError) or is_wrong(error) or _is_no_text(error):
         return EXIT_FIX
     return EXIT_DOWN
 

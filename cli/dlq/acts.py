@@ -1,22 +1,20 @@
 """What operators say and decide about groups and letters; each act is audited."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection, Engine
 
-from holdfast.cli.display import say
+from holdfast.cli.display import answer, print_json, say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import Database, Letters, Names, seconds
-from holdfast.cli.options import Actor, Config, Reason, Yes
+from holdfast.cli.options import Actor, Config, Json, Reason, Yes
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.closing import close
 from holdfast.dlq.closing import reopen as reopened
-from holdfast.dlq.groups import Groups
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.rows import DISCARDED, PARKED, PENDING
@@ -25,7 +23,7 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, NotFound
 
 _CHUNK = 500
-Name = Annotated[str, typer.Argument(help="A failure group, or its first characters.")]
+_MOST_IDS = 1000  # in one audit entry
 
 
 def discard(
@@ -40,6 +38,7 @@ def discard(
         bool, typer.Option("--park", help="Put aside for good instead: may be reopened.")
     ] = False,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Close dead letters for good without replaying them."""
     if not names and not letter:
@@ -53,9 +52,18 @@ def discard(
         what = "Park" if park else "Discard for good"
         confirm(len(ids), f"{what} {len(ids):,} messages", yes=yes)
         closed = _close(engine, ids, state, warrant(actor, reason), selection)
+        claimed = _count_claimed(engine, selection)
+    if as_json:
+        left = {"left": len(ids) - closed, "claimed": claimed}
+        print_json({"state": state, "count": closed, **left})
+        return
     say(f"{closed:,} messages are {state}")
     if closed < len(ids):
         say(f"{len(ids) - closed:,} were closed or claimed by a plan meanwhile, and left alone")
+    if claimed:
+        say(
+            f"{claimed:,} belong to a plan and were left alone: see  holdfast dlq plans list --open"
+        )
 
 
 def reopen(
@@ -67,6 +75,7 @@ def reopen(
     reason: Reason,
     actor: Actor = None,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Make parked or discarded letters pending again, with all their replays."""
     if not names and not letter:
@@ -90,13 +99,12 @@ def reopen(
 
         def work(db: Connection) -> int:
             moved = reopened(db, ids)
-            detail = {"count": len(moved), "ids": moved[:1000]}
-            subject = ", ".join(chosen.groups) or f"{len(moved)} letters"
-            Audit().append(db, who, "reopen", subject, detail)
+            _record(db, who, "reopen", moved, chosen)
             return len(moved)
 
         count = committed(engine, work)
-    say(f"{count:,} messages are pending again")
+    facts = {"state": PENDING, "count": count}
+    answer(f"{count:,} messages are pending again", facts, as_json=as_json)
 
 
 def _selected(engine: Engine, names: list[str] | None, letters: list[str] | None) -> Selection:
@@ -112,6 +120,13 @@ def _free(engine: Engine, selection: Selection) -> list[str]:
     query = select(message.c.dlq_id).where(*selection.where(), ~claimed)
     with engine.connect() as db:
         return list(db.execute(query.order_by(message.c.seq)).scalars())
+
+
+def _count_claimed(engine: Engine, selection: Selection) -> int:
+    claimed = select(item.c.live).where(item.c.live == message.c.dlq_id).exists()
+    with engine.connect() as db:
+        query = select(func.count()).select_from(message).where(*selection.where(), claimed)
+        return int(db.execute(query).scalar_one())
 
 
 def _nothing_open(engine: Engine, selection: Selection) -> NotFound:
@@ -137,12 +152,23 @@ def _nothing_open(engine: Engine, selection: Selection) -> NotFound:
 def _close(engine: Engine, ids: list[str], state: str, who: Warrant, selection: Selection) -> int:
     def work(db: Connection) -> int:
         closed = close(db, _unclaimed(db, ids), state, actor=who.actor, reason=who.reason)
-        detail = {"count": len(closed), "ids": closed[:1000], "selection": selection.described()}
-        subject = ", ".join(selection.groups) or f"{len(closed)} letters"
-        Audit().append(db, who, "park" if state == PARKED else "discard", subject, detail)
+        _record(db, who, "park" if state == PARKED else "discard", closed, selection)
         return len(closed)
 
     return committed(engine, work)
+
+
+def _record(
+    db: Connection, who: Warrant, action: str, ids: list[str], selection: Selection
+) -> None:
+    """Write down every id, in as many entries as it takes: after a prune nothing else tells."""
+    subject = ", ".join(selection.groups) or f"{len(ids)} letters"
+    parts = [ids[start : start + _MOST_IDS] for start in range(0, len(ids), _MOST_IDS)] or [[]]
+    for number, part in enumerate(parts, 1):
+        detail: dict[str, Any] = {"count": len(ids), "ids": part}
+        if len(parts) > 1:
+            detail["part"] = f"{number} of {len(parts)}"
+        Audit().append(db, who, action, subject, detail | {"selection": selection.described()})
 
 
 def _unclaimed(db: Connection, ids: list[str]) -> list[str]:
@@ -158,46 +184,6 @@ def _unclaimed(db: Connection, ids: list[str]) -> list[str]:
     return free
 
 
-def ack(
-    name: Name,
-    *,
-    config: Config = None,
-    database: Database,
-    reason: Reason,
-    owner: Annotated[
-        str | None, typer.Option(help="Who looks after it; you, unless given.")
-    ] = None,
-    note: Annotated[str | None, typer.Option(help="A note kept with the group.")] = None,
-    actor: Actor = None,
-) -> None:
-    """Say that somebody looks after a group."""
-    who = warrant(actor, reason)
-    with dead_letters(database) as engine:
-        groups = Groups(engine)
-        found = groups.acknowledge(one_group(engine, name).group_id, who, owner=owner)
-        if note is not None:
-            found = groups.annotate(found.group_id, who, note=note)
-    say(f"group {found.group_id[:8]} is looked after by {found.owner}")
-
-
-def mute(
-    name: Name,
-    *,
-    config: Config = None,
-    database: Database,
-    length: Annotated[str, typer.Option("--for", help="How long, e.g. 30m, 4h or 2d.")],
-    reason: Reason,
-    actor: Actor = None,
-) -> None:
-    """Keep a group out of alerts for a while."""
-    until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds(length, "--for"), UTC)
-    with dead_letters(database) as engine:
-        found = Groups(engine).mute(
-            one_group(engine, name).group_id, warrant(actor, reason), until=until
-        )
-    say(f"group {found.group_id[:8]} is muted until {until:%Y-%m-%d %H:%M}Z; it goes on counting")
-
-
 def prune(
     *,
     config: Config = None,
@@ -205,21 +191,27 @@ def prune(
     older_than: Annotated[str, typer.Option(help="Closed so long ago, e.g. 30d.")] = "30d",
     actor: Actor = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete closed dead letters that are old enough; open ones are never deleted."""
+    from holdfast.dlq.replay.retention import prune_plans
     from holdfast.dlq.retention import prunable
     from holdfast.dlq.retention import prune as pruned
 
     length = seconds(older_than, "--older-than")
     with dead_letters(database) as engine:
         if dry_run:
-            say(f"{prunable(engine, older_than=length):,} closed dead letters would be deleted")
+            found = prunable(engine, older_than=length)
+            text = f"{found:,} closed dead letters would be deleted"
+            answer(text, {"would_delete": found}, as_json=as_json)
             return
         count = pruned(engine, older_than=length,
                        warrant=warrant(actor, f"older than {older_than}"))  # fmt: skip
         with engine.connect() as db:
             left = db.execute(select(func.count()).select_from(message)).scalar_one()
-    say(f"deleted {count:,} closed dead letters; {left:,} are left")
+        plans = prune_plans(engine, older_than=length)
+    text = f"deleted {count:,} closed dead letters and {plans:,} plans; {left:,} letters are left"
+    answer(text, {"deleted": count, "plans": plans, "left": left}, as_json=as_json)
 
 
 def forget(
@@ -230,6 +222,7 @@ def forget(
     reason: Reason,
     actor: Actor = None,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Destroy the key of a data subject: its encrypted fields are gone for good."""
     from holdfast.dlq.vault import forget as destroyed
@@ -239,4 +232,5 @@ def forget(
         found = destroyed(engine, subject, warrant(actor, reason))
     if not found:
         raise NotFound(f"{subject} has no key: it was forgotten before, or nothing was encrypted")
-    say(f"the key of {subject} is destroyed: its encrypted fields are gone for good")
+    text = f"the key of {subject} is destroyed: its encrypted fields are gone for good"
+    answer(text, {"subject": subject, "forgotten": True}, as_json=as_json)

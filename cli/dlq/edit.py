@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,13 @@ import typer
 from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import say
+from holdfast.cli.display import answer, print_json, say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
 from holdfast.cli.dlq.sending import opened_vault
 from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.options import Actor, Config, Reason, Yes
+from holdfast.cli.options import Actor, Config, Json, Reason, Yes
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay.edit import Edit
 from holdfast.dlq.replay.edits import Edits
@@ -56,6 +57,7 @@ def edit(
     master_key_file: MasterKey = None,
     actor: Actor = None,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Make a new revision of a dead letter, or of a whole group by a function.
 
@@ -66,7 +68,9 @@ def edit(
     with dead_letters(database) as engine:
         if transform is not None:
             edits = Edits(engine, vault=opened_vault(engine, master_key_file))
-            _transform(engine, edits, name, Transform.load(transform), who, named, yes=yes)
+            _transform(
+                engine, edits, name, Transform.load(transform), who, named, yes=yes, as_json=as_json
+            )
             return
         dlq_id = one_letter(engine, name)
         payload = _payload(engine, dlq_id, payload_file, ask=not header and not drop_header)
@@ -78,6 +82,9 @@ def edit(
         )
         vault = opened_vault(engine, master_key_file)
         made = Edits(engine, vault=vault).edit(dlq_id, change, who, handler=named)
+    if as_json:
+        print_json(asdict(made))
+        return
     say(made.difference or "nothing changed")
     say(f"dead letter {dlq_id[:8]} has revision {made.revision}; a replay sends that one")
 
@@ -91,6 +98,7 @@ def _transform(
     handler: Named | None,
     *,
     yes: bool,
+    as_json: bool,
 ) -> None:
     group = one_group(engine, name)
     query = select(message.c.dlq_id).where(*Selection(groups=(group.group_id,)).where())
@@ -99,14 +107,15 @@ def _transform(
     if not ids:
         raise NotFound(f"group {group.group_id[:8]} has nothing pending")
     samples, failures = edits.preview(ids, transform, handler=handler)
-    for sample in samples:
+    for sample in () if as_json else samples:
         say(f"{sample.dlq_id[:8]}:\n{sample.difference}\n")
-    for dlq_id, why in failures[:5]:
+    for dlq_id, why in () if as_json else failures[:5]:
         say(f"{dlq_id[:8]} fails: {why}")
     if not failures:
         confirm(len(ids), f"Edit {len(ids):,} messages by {transform}", yes=yes)
     count = edits.transform(ids, transform, who, handler=handler)
-    say(f"{count:,} of {len(ids):,} messages have a new revision")
+    facts = {"edited": count, "of": len(ids), "transform": str(transform)}
+    answer(f"{count:,} of {len(ids):,} messages have a new revision", facts, as_json=as_json)
 
 
 def _payload(engine: Engine, dlq_id: str, path: Path | None, *, ask: bool) -> bytes | None:

@@ -66,6 +66,8 @@ def export(
         )
         try:
             count = _written(_batches(engine, selection), to)
+        except BrokenPipeError:
+            raise  # who reads has enough, as `head` has: the command ends without a word
         except OSError as error:
             raise ConfigurationError(f"--to {to}: {error.strerror or error}") from error
     err.print(f"exported {count:,} dead letters", highlight=False)
@@ -88,7 +90,9 @@ def _written(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
     if to.suffix == ".parquet":
         return _parquet(batches, to)
     if str(to) == "-":
-        return _lines(batches, sys.stdout)
+        count = _lines(batches, sys.stdout)
+        sys.stdout.flush()
+        return count
     with to.open("w", encoding="ascii") as file:
         return _lines(batches, file)
 

@@ -8,7 +8,7 @@ import typer
 from sqlalchemy import func, select
 from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.display import answer, print_json, print_table, say
 from holdfast.cli.dlq.exits import EXIT_UNCONFIRMED
 from holdfast.cli.dlq.opened import dead_letters, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
@@ -89,13 +89,20 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
 
 @app.command(epilog="Example: holdfast dlq plans pause 9c41 --reason 'load on the database'")
 def pause(
-    name: Name, *, config: Config = None, database: Database, reason: Reason, actor: Actor = None
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Let the sender end after the batch in hand; resume goes on from there."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
         plan = plans.pause(plans.find(name), warrant(actor, reason))
-    say(f"plan {plan.short} is paused at {plan.sent:,} of {plan.total:,}")
+    text = f"plan {plan.short} is paused at {plan.sent:,} of {plan.total:,}"
+    answer(text, _facts(plan), as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast dlq plans resume 9c41 --reason 'fixed in 1.4.3'")
@@ -123,24 +130,38 @@ def resume(
 
 @app.command(epilog="Example: holdfast dlq plans abort 9c41 --reason 'wrong group'")
 def abort(
-    name: Name, *, config: Config = None, database: Database, reason: Reason, actor: Actor = None
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """End a plan; what was not sent stays pending and is free for another plan."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
         plan = plans.abort(plans.find(name), warrant(actor, reason))
-    say(f"plan {plan.short} is aborted; {plan.total - plan.sent:,} messages were never sent")
+    text = f"plan {plan.short} is aborted; {plan.total - plan.sent:,} messages were never sent"
+    answer(text, _facts(plan), as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast dlq plans approve 9c41 --reason 'checked the dry run'")
 def approve(
-    name: Name, *, config: Config = None, database: Database, reason: Reason, actor: Actor = None
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Let a large plan go; not by the person who made it."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
         plan = plans.approve(plans.find(name), warrant(actor, reason))
-    say(f"plan {plan.short} is approved; next: holdfast dlq plans resume {plan.short} --reason …")
+    text = f"plan {plan.short} is approved; next: holdfast dlq plans resume {plan.short} --reason …"
+    answer(text, _facts(plan), as_json=as_json)
 
 
 def verify(
@@ -205,6 +226,10 @@ def _onward(plan: Plan, counts: Tally) -> str:
     if plan.sent == plan.total and not counts[ItemState.SENT]:
         return f"everything has an outcome, close it with  holdfast dlq verify {plan.short}"
     return f"go on with  {resuming(plan)}"
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "rate": plan.rate.per_second}
 
 
 def _as_json(plan: Plan, counts: Tally) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`show` and `explain`: one group or one dead letter, whole."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ import typer
 from sqlalchemy import case, func, select
 from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import encoded, excerpt, print_json, say
+from holdfast.cli.display import encoded, excerpt, foreign, print_json, say
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
@@ -21,7 +22,10 @@ from holdfast.dlq.replay.schema import item
 from holdfast.dlq.rows import PENDING, letter_of
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.siblings import Around, look_around
+from holdfast.dlq.vault import masked
 from holdfast.errors import NotFound
+
+_MOST_PATHS = 5
 
 _VERDICTS = {
     "hold for code": "hold for a fix of the code",
@@ -44,7 +48,9 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
             row = db.execute(query).mappings().first()
             passed = db.execute(select(overtaken).where(overtaken.c.dlq_id == dlq_id)).first()
             plans = db.execute(
-                select(item.c.plan_id, item.c.state, item.c.note).where(item.c.dlq_id == dlq_id)
+                select(item.c.plan_id, item.c.state, item.c.note, item.c.live)
+                .where(item.c.dlq_id == dlq_id)
+                .order_by(item.c.plan_id)
             ).all()
         revisions = Edits(engine).revisions(dlq_id)
     found = None if row is None else letter_of(row)
@@ -70,9 +76,11 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     for one in revisions:
         by = one["transform"] or one["actor"]
         say(f"revision {one['revision']} by {by}, {when(one['made_at'])}: {one['reason']}")
-        say(one["difference"])
+        say(foreign(one["difference"]))
     for plan in plans:
-        say(f"plan {plan.plan_id[-8:]}: {plan.state} {plan.note or ''}")
+        # A claim that is over, of an aborted plan, was never sent or never confirmed.
+        state = "not confirmed" if plan.state == "claimed" and plan.live is None else plan.state
+        say(f"plan {plan.plan_id[-8:]}: {state} {foreign(plan.note or '')}")
 
 
 def explain(
@@ -167,7 +175,7 @@ def _show_group(group: Group) -> None:
     if group.owner:
         say(f"  owner {group.owner}")
     if group.note:
-        say(f"  note: {group.note}")
+        say(foreign(f"  note: {group.note}"))
     if group.state == "muted":
         say(f"  muted until {when(group.muted_until)}")
     if group.pending:
@@ -192,15 +200,32 @@ def _show_letter(letter: DeadLetter, row: Any) -> None:
     if letter.newer is not None:
         say(f"  its envelope is of version {letter.schema_version}, newer than this Holdfast "
             "reads: it is kept whole and not replayed; upgrade first")  # fmt: skip
+    _say_protected(letter)
     for raised in letter.failure.chain:
-        say(f"  {raised.type}: {excerpt(raised.text.encode(), most=500)}")
+        say(foreign(f"  {raised.type}: {excerpt(raised.text.encode(), most=500)}"))
     for past in letter.history.failures[-5:]:
-        say(f"  {when(past.at)}  {past.error}")
+        say(foreign(f"  {when(past.at)}  {past.error}"))
     if letter.failure.trace:
-        say(excerpt(letter.failure.trace.encode(), most=4000))
+        say(foreign(f"  trace:\n{excerpt(letter.failure.trace.encode(), most=4000)}"))
     for name, value in made.headers:
-        say(f"  {name}: {excerpt(value, most=200)}")
-    say(f"{excerpt(made.payload)}")
+        say(foreign(f"  {name}: {excerpt(value, most=200)}"))
+    say(foreign(f"  payload:\n{excerpt(masked(made.payload, letter.governance.sealed))}"))
+
+
+def _say_protected(letter: DeadLetter) -> None:
+    """Say what of the payload is not there to be read, and what that means for a replay."""
+    sealed, redacted = letter.governance.sealed, letter.governance.redacted
+    if sealed:
+        say(f"  encrypted for {letter.governance.subject}: {_some(sealed)}; a replay needs "
+            "--master-key-file")  # fmt: skip
+    if redacted:
+        say(f"  removed at capture: {_some(redacted)}; it cannot be replayed before  holdfast dlq "
+            f"edit {letter.dlq_id[:8]}  has put them back")  # fmt: skip
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = len(paths) - _MOST_PATHS
+    return ", ".join(paths[:_MOST_PATHS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _as_json(letter: DeadLetter, row: Any) -> dict[str, Any]:
@@ -217,7 +242,9 @@ def _as_json(letter: DeadLetter, row: Any) -> dict[str, Any]:
         "message_id": made.id,
         "topic": made.topic,
         "key": encoded(made.key),
-        "payload": encoded(made.payload),
+        "payload": encoded(masked(made.payload, letter.governance.sealed)),
+        "encrypted": list(letter.governance.sealed),
+        "redacted": list(letter.governance.redacted),
         "headers": [{"name": name, **encoded(value)} for name, value in made.headers],
         **facts,
     }

@@ -189,7 +189,7 @@ def test_only_closed_dead_letters_are_pruned(desk: Desk) -> None:
     assert "deleted 0 closed" in desk.run("prune").stdout
     assert "deleted 0 closed" in desk.run("prune", "--older-than", "11d").stdout
     said = desk.run("prune", "--older-than", "9d", "--actor", "ada")
-    assert "deleted 2 closed dead letters; 2 are left" in said.stdout
+    assert "deleted 2 closed dead letters and 0 plans; 2 letters are left" in said.stdout
     assert desk.states() == {"id-2": "pending", "id-3": "pending"}
     (entry,) = [entry for entry in desk.audited() if entry["action"] == "prune"]
     assert (entry["actor"], entry["reason"]) == ("ada", "older than 9d")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import update
 
+from holdfast.dlq import close
 from holdfast.dlq.replay import Plans
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.schema import plan as plan_table
+from holdfast.dlq.schema import message as letters
+from holdfast.dlq.vault import MARK
+from holdfast.headers import Headers
 from tests.acceptance.test_dlq_cli_more import SEND, Desk
-from tests.dead_letters import letter
+from tests.dead_letters import count, failed, letter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,3 +115,134 @@ def test_nothing_due_is_no_failure(desk: Desk) -> None:
     said = desk.replay("--due")
     assert (said.returncode, said.stdout) == (0, "nothing is due for a retry\n")
     assert json.loads(desk.replay("--due", "--json").stdout)["ending"] == "nothing due"
+
+
+def test_encrypted_fields_are_shown_as_stars(desk: Desk) -> None:
+    """To people and to scripts; it is said for whom they are encrypted."""
+    made = desk.seal(1)
+    said = desk.run("show", made).stdout
+    assert "encrypted for c-1: name" in said
+    assert '"name":"***"' in said
+    found = desk.json("show", made)["letter"]
+    assert '"name":"***"' in found["payload"]["text"]
+    assert found["encrypted"] == ["name"]
+    for output in (said, json.dumps(found)):
+        assert MARK not in output
+
+
+def test_foreign_text_cannot_pass_for_a_line_of_ours(desk: Desk) -> None:
+    """Every line of an error, a header or a payload is marked."""
+    forged = "no\nplan 12345678: confirmed"
+    headers = Headers([("x-note", forged.encode())])
+    desk.home.put(letter(1, failed(ValueError(forged)), payload=forged.encode(), headers=headers))
+    (found,) = desk.json("list")
+    lines = desk.run("show", found["dlq_id"]).stdout.splitlines()
+    assert sum("plan 12345678" in line for line in lines) >= 3
+    assert not [line for line in lines if line.lstrip().startswith("plan 12345678")]
+
+
+@pytest.mark.parametrize("command", ["list", "groups", "replay"])
+def test_a_filter_that_is_no_text_is_refused(desk: Desk, command: str) -> None:
+    """A byte that is not UTF-8, as the shell hands it on."""
+    more = ("--dry-run",) if command == "replay" else ()
+    said = desk.run(command, "--topic", "\udcff", *more)
+    assert said.returncode == 2
+    assert "is not UTF-8" in said.stderr
+
+
+def test_an_export_whose_reader_has_enough_ends_quietly(desk: Desk) -> None:
+    """As `head` does."""
+    desk.home.put_all([letter(n, payload=b"x" * 500) for n in range(300)])
+    command = [sys.executable, "-c", "from holdfast.cli import main; main()", "dlq", "export"]
+    with subprocess.Popen(
+        [*command, "--to", "-", "--database", desk.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_every_discarded_id_is_in_the_audit_and_what_a_plan_has_is_counted(desk: Desk) -> None:
+    """However many there are; the rest of a group is said to be left alone."""
+    desk.home.put_all([letter(n) for n in range(1203)])
+    (group,) = desk.json("groups")
+    chosen = letter(0).dlq_id
+    assert desk.replay("--id", chosen).returncode == 6
+    said = desk.run("discard", group["group_id"], "--reason", "test data", "--yes")
+    assert "1,202 messages are discarded" in said.stdout
+    assert "1 belong to a plan and were left alone" in said.stdout
+    parts = [entry["detail"] for entry in desk.audited() if entry["action"] == "discard"]
+    assert sorted(part["part"] for part in parts) == ["1 of 2", "2 of 2"]
+    ids = {dlq_id for part in parts for dlq_id in part["ids"]}
+    assert ids == {letter(n).dlq_id for n in range(1, 1203)}
+
+
+def test_a_plan_is_pruned_after_the_last_of_its_letters(desk: Desk) -> None:
+    """Not before, and never one that has not ended."""
+    desk.home.put_all([letter(n) for n in range(2)])
+    desk.replay("--topic", "orders")
+    (plan,) = Plans(desk.engine).latest()
+    assert "0 plans" in desk.run("prune", "--older-than", "0s").stdout
+    with desk.engine.begin() as db:
+        db.execute(update(plan_table).values(state="done", ended_at=1.0))
+    assert "0 plans" in desk.run("prune", "--older-than", "0s").stdout
+    with desk.engine.begin() as db:
+        ids = [letter(n).dlq_id for n in range(2)]
+        close(db, ids, "confirmed", actor="ada", reason="seen")
+        db.execute(update(letters).values(closed_at=1.0))
+    said = desk.run("prune", "--older-than", "0s").stdout
+    assert "deleted 2 closed dead letters and 1 plans" in said
+    assert Plans(desk.engine).latest() == []
+    assert count(desk.engine, item) == 0
+    assert plan.total == 2
+
+
+def test_every_act_answers_in_json(desk: Desk) -> None:
+    """So that a script need not read sentences."""
+    desk.seal(1)
+    desk.home.put_all([letter(n) for n in range(2, 5)])
+    group = letter_group(desk, letter(2).dlq_id)
+    why = ("--reason", "OPS-12")
+    assert desk.json("ack", group, *why)["state"] == "acknowledged"
+    assert desk.json("mute", group, "--for", "4h", *why)["state"] == "muted"
+    assert desk.json("note", group, "no VAT since Monday")["note"] == "no VAT since Monday"
+    edit = desk.json("edit", letter(2).dlq_id, "--header", "x-note=1", *why)
+    assert edit["revision"] == 1
+    said = desk.run("resolve", group, *why)
+    assert (said.returncode, "pending" in said.stderr) == (2, True)
+    desk.replay("--id", letter(2).dlq_id)
+    (plan,) = Plans(desk.engine).latest()
+    assert desk.json("plans", "pause", plan.short, *why)["state"] == "paused"
+    assert desk.json("plans", "abort", plan.short, *why)["state"] == "aborted"
+    assert desk.json("discard", "--id", letter(3).dlq_id, *why, "--yes")["count"] == 1
+    assert desk.json("reopen", "--id", letter(3).dlq_id, *why, "--yes")["count"] == 1
+    assert desk.json("forget", "c-1", *why, "--yes") == {"subject": "c-1", "forgotten": True}
+    assert desk.json("prune", "--dry-run") == {"would_delete": 0}
+    assert desk.json("prune")["deleted"] == 0
+    assert desk.json("regroup", *why, "--yes") == []
+    assert desk.json("discard", group, *why, "--yes")["state"] == "discarded"
+    assert desk.json("resolve", group, *why)["state"] == "resolved"
+
+
+def letter_group(desk: Desk, dlq_id: str) -> str:
+    """Return the failure group of a letter."""
+    return str(desk.json("explain", dlq_id)["group_id"])
+
+
+def test_the_command_tells_a_new_problem_once(desk: Desk, tmp_path: Path) -> None:
+    """To a program without a shell; whom to tell must be said."""
+    desk.home.put(letter(1, failed(RuntimeError("odd"))))
+    assert "--webhook" in desk.run("alerts").stderr
+    program = tmp_path / "tell.py"
+    heard_in = tmp_path / "heard"
+    program.write_text(
+        f"import sys; open({str(heard_in)!r}, 'a').write(sys.stdin.read() + chr(10))"
+    )
+    run = ("alerts", "--run", f"{sys.executable} {program}")
+    assert [desk.json(*run)["told"] for _ in range(2)] == [1, 0]
+    (heard,) = heard_in.read_text().splitlines()
+    assert "odd" in json.loads(heard)["title"]
