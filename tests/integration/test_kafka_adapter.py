@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.ports import Source
+    from tests.servers.fixtures import PrivateServer
 
 # -- the watermark ---------------------------------------------------------------------
 
@@ -346,6 +347,17 @@ def test_the_ends_of_the_lanes_grow_with_what_is_stored(broker: KafkaBroker, top
     assert broker.ends([topic]) == {Lane(topic, n): 0 for n in range(4)}
     lanes = _publish(broker, _messages(topic, 20))
     assert broker.ends([topic]) == {Lane(topic, n): lanes.count(Lane(topic, n)) for n in range(4)}
+
+
+def test_a_fresh_cluster_tells_the_lag_of_a_group_that_it_does_not_know(
+    private_server: PrivateServer, connect: Opener
+) -> None:
+    """It has no coordinator yet: librdkafka's admin client crashes the process over that."""
+    fresh = private_server(Kafka)
+    for scheme in SCHEMES:
+        broker = connect(scheme, fresh.address)
+        topic = _topic(broker, 1)
+        assert list(broker.lag(f"g-{topic}", [topic]).values()) == [0]
 
 
 def test_lag_falls_to_nothing_behind_a_transaction(broker: KafkaBroker, topic: str) -> None:

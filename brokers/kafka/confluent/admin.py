@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -38,6 +38,7 @@ class ConfluentAdmin:
 
     def __init__(self, configs: dict[str, Any], settings: KafkaSettings) -> None:
         self._seconds = settings.timeout
+        self._configs = configs
         self._complaint: KafkaError | None = None
         with translated("making a Kafka client"):
             self._client = AdminClient(cast("Any", {**configs, "error_cb": self._hear}))
@@ -116,11 +117,18 @@ class ConfluentAdmin:
         }
 
     def _committed(self, group: str, lanes: Collection[Lane]) -> dict[tuple[str, int], int]:
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*lane) for lane in lanes])
-        [answer] = self._client.list_consumer_group_offsets(
-            [asked], request_timeout=self._seconds
-        ).values()
-        return {(p.topic, p.partition): p.offset for p in answer.result().topic_partitions}
+        # AdminClient.list_consumer_group_offsets ends the process with a segmentation fault while
+        # the cluster has no coordinator for the group, so a consumer that never joins is asked.
+        asked = [TopicPartition(*lane) for lane in lanes]
+        member = Consumer(cast("Any", {**self._configs, "group.id": group}))
+        try:
+            found = member.committed(asked, timeout=self._seconds)
+        finally:
+            member.close()
+        for place in found:
+            if place.error is not None:
+                raise KafkaException(place.error)
+        return {(place.topic, place.partition): place.offset for place in found}
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset at or after a time."""
