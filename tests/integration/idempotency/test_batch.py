@@ -142,7 +142,7 @@ def test_a_batch_is_claimed_by_one_statement(database: Engine) -> None:
     event.listen(database, "before_cursor_execute", note)
     runner.run_whole(Batch(consumer=BILLING, messages=messages(200)), bill_all)
     event.remove(database, "before_cursor_execute", note)
-    assert len([words for words in seen if "holdfast" in words]) == 1, seen
+    assert len([words for words in seen if "holdfast_inbox" in words]) == 1, seen
 
 
 def test_rivals_with_the_same_batches_have_one_effect_each(database: Engine) -> None:
