@@ -13,13 +13,12 @@ from sqlalchemy.orm import Session
 
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.transaction import DatabaseDown
-from holdfast.consumer.work import current_work
 from holdfast.dlq import closed
 from holdfast.dlq.letter import dead_letter_id
 from holdfast.dlq.overtaking import open_letters, overtake
 from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import message as letters
-from holdfast.errors import DependencyDown, StaleDelivery
+from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
 from holdfast.transactions import transact
 
@@ -240,68 +239,6 @@ class Books:
         """Count a dead letter: what was looked up about open ones before is out of date."""
         with self._counting:
             self.burials += 1
-
-
-class QuarantineHome:
-    """The consumer's home of dead letters: the letter and the hold on its key commit together."""
-
-    in_thread = True
-
-    def __init__(self, books: Books, home: Any) -> None:
-        self._books = books
-        self._home = home
-        self.down: str | None = None
-        """Why the last letter could not be written, None if it could."""
-
-    def put(self, letter: Any, connection: Connection | None = None) -> None:
-        """Return once *letter* is durable and its key is held."""
-        work = current_work.get()
-        with _watched(self):
-            if connection is not None or work is None:
-                self._home.put(letter, connection)
-                return
-            require_ours(work)
-            self._books.bury(work, letter, self._home.put)
-        work.letter = letter
-
-
-class NotingHome:
-    """The home of dead letters of a consumer without a database: a topic, and nothing is held."""
-
-    in_thread = True
-
-    def __init__(self, home: Any) -> None:
-        self._home = home
-        self._lock = threading.Lock()  # threads do not share a sink
-        self.down: str | None = None
-        """Why the last letter could not be written, None if it could."""
-
-    def put(self, letter: Any, connection: Connection | None = None) -> None:
-        """Return once *letter* is durable."""
-        work = current_work.get()
-        if work is not None:
-            require_ours(work)
-        with self._lock, _watched(self):
-            self._home.put(letter, connection)
-        if work is not None:
-            work.letter = letter
-
-
-@contextmanager
-def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
-    """Note at *home* whether the letter could be written."""
-    try:
-        yield
-    except DependencyDown as error:
-        home.down = str(error)
-        raise
-    home.down = None
-
-
-def require_ours(work: Work) -> None:
-    """Refuse to dead-letter a message whose partition has gone: its new owner may do well."""
-    if work.dropped:
-        raise StaleDelivery(f"message {work.message.id} belongs to another member now")
 
 
 def key_of(work: Work) -> HeldKey:

@@ -14,7 +14,8 @@ from holdfast.brokers import connect
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.assembly import Assembly
 from holdfast.consumer.batches import Batches
-from holdfast.consumer.books import Books, NotingHome, QuarantineHome
+from holdfast.consumer.books import Books
+from holdfast.consumer.homes import NotingHome, QuarantineHome
 from holdfast.consumer.metrics import ConsumerMetrics
 from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.route import Route, Routing
