@@ -89,7 +89,8 @@ def test_effects_of_batches_happen_once_on_sqlite(
     check(Run(broker=url, database=database(postgres, "batches", size), batch=40, **size))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.chaos
+@pytest.mark.parametrize("size", [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long")])
 def test_effects_of_batches_happen_once_on_kafka(
     postgres: Postgres, kafka: Kafka, size: dict[str, Any]
 ) -> None:

@@ -171,6 +171,7 @@ import os, sys
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks
+from holdfast.outbox.wal import WalEngine, drop_slot
 
 class Dying:
     def __init__(self, broker):
@@ -264,18 +265,19 @@ def test_both_engines_publish_in_transactions(
     sinks = ShardSinks(broker, topic)
     moving: Any = LeaseEngine(engine, sinks, terms=TERMS)
     if kind == "wal":
-        from holdfast.outbox.wal import WalEngine
-
         moving = WalEngine(url, sinks, terms=TERMS)
     assert Relay(moving).run_once() == 300
     sinks.close()
     seen = stored(broker, topic, 300)
     assert (len(seen), len(set(seen))) == (300, 300)
     assert rows(engine) == 0
+    if kind == "wal":
+        drop_slot(engine)
     engine.dispose()
     broker.close()
 
 
+@pytest.mark.chaos
 def test_killed_relays_with_transactions_lose_nothing(
     kafka: Kafka, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

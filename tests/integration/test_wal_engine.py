@@ -410,7 +410,7 @@ class TestWithoutTable:
         sink = Recorder()
         outbox = WalOutbox()
         with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
-            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            wait_until(lambda: shop.has_slot, what="slot")
             shop.add(("a", "1"), ("a", "2"), outbox=outbox)
             with Session(shop.engine) as session:
                 outbox.add(session, "never", topic="orders", key="a")
@@ -439,7 +439,7 @@ class TestWithoutTable:
         sink.refused = {"1"}
         outbox = WalOutbox()
         with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
-            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            wait_until(lambda: shop.has_slot, what="slot")
             shop.add(("a", "1"), ("b", "3"), outbox=outbox)
             wait_until(lambda: "3" in sink.bodies, what="the other key flows")
             shop.add(("a", "2"), outbox=outbox)
@@ -455,7 +455,7 @@ class TestWithoutTable:
         """It is left out, loudly."""
         sink = Recorder()
         with running(WalEngine(shop.engine, sink, messages=True, terms=terms())):
-            wait_until(lambda: shop.ask("SELECT count(*) FROM pg_replication_slots"), what="slot")
+            wait_until(lambda: shop.has_slot, what="slot")
             shop.ask("SELECT pg_logical_emit_message(true, 'holdfast', 'garbage')")
             shop.add(("a", "1"), outbox=WalOutbox())
             wait_until(lambda: sink.bodies == ["1"], what="ours is published")

@@ -107,6 +107,12 @@ class Shop:
         return int(self.ask("SELECT count(*) FROM holdfast_outbox"))
 
     @property
+    def has_slot(self) -> bool:
+        """Whether its slot is made: what is emitted from now on is in it."""
+        query = "SELECT confirmed_flush_lsn IS NOT NULL FROM pg_replication_slots"
+        return bool(self.ask(f"{query} WHERE slot_name = :s", s=self.slot))
+
+    @property
     def confirmed(self) -> int:
         """How far the slot is confirmed."""
         query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = :s"
