@@ -26,6 +26,7 @@ from holdfast.outbox import (
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.schema import outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
+from holdfast.outbox.wal import WalEngine, drop_slot
 from holdfast.testing import wait_until
 from tests.checker.run import Run
 from tests.kafka.members import SCHEMES
@@ -171,7 +172,6 @@ import os, sys
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks
-from holdfast.outbox.wal import WalEngine, drop_slot
 
 class Dying:
     def __init__(self, broker):
