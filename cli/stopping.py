@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.cli.failures import EXIT_UNFINISHED
+from holdfast.signals import signals_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("holdfast.cli")
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -28,7 +27,7 @@ def stopped_by_signals(stop: Callable[[], None], *, drain_seconds: float) -> Ite
     """
     timers: list[threading.Timer] = []
 
-    def asked(number: int, _frame: object) -> None:
+    def asked(number: int) -> None:
         name = signal.Signals(number).name
         if timers:
             _end(f"{name} again: ending at once")
@@ -40,14 +39,12 @@ def stopped_by_signals(stop: Callable[[], None], *, drain_seconds: float) -> Ite
         timer.start()
         stop()
 
-    before = {number: signal.signal(number, asked) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for timer in timers:
-            timer.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_heard(asked):
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
 
 
 def _end(why: str) -> None:

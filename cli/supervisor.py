@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import socket
 import subprocess
 import threading
@@ -17,6 +16,7 @@ from holdfast.backoff import Backoff
 from holdfast.cli.link import Asking, Report
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.outbox.probes import Verdict
+from holdfast.signals import signals_heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -127,17 +127,12 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until a signal comes; every worker has ended when this returns."""
-        before = {
-            number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
-        }
         keepers = [threading.Thread(target=worker.keep) for worker in self.workers]
-        for keeper in keepers:
-            keeper.start()
-        for keeper in keepers:
-            while keeper.is_alive():
-                keeper.join(0.2)  # short, so that signals are served
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with signals_heard(self._asked):
+            for keeper in keepers:
+                keeper.start()
+            for keeper in keepers:
+                keeper.join()
 
     def alive(self) -> Verdict:
         """Whether every worker that runs is alive; one that died is being started again."""
@@ -172,7 +167,7 @@ class Supervisor:
     def _reports(self) -> list[Report]:
         return [worker.report(self._stall_seconds) for worker in self.workers]
 
-    def _asked(self, number: int, _frame: object) -> None:
+    def _asked(self, number: int) -> None:
         self._stopping.set()
         for worker in self.workers:
             worker.send(number)

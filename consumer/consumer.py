@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers import connect
@@ -26,6 +27,7 @@ from holdfast.database import open_database
 from holdfast.dlq import StoreHome, TopicHome
 from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
+from holdfast.signals import signals_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +160,8 @@ class Consumer:
                 metrics=self.metrics,
             )
             closing.callback(setattr, self, "_assembly", None)
-            closing.callback(self._catch_signals(assembly))
+            if threading.current_thread() is threading.main_thread():
+                closing.enter_context(signals_heard(partial(self._asked, assembly)))
             if self._stopped.is_set():
                 return
             assembly.run(until_idle=until_idle)
@@ -170,25 +173,11 @@ class Consumer:
         if assembly is not None:
             assembly.stop()
 
-    def _catch_signals(self, assembly: Assembly) -> Callable[[], None]:
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-
-        def asked(number: int, _frame: object) -> None:
-            again = assembly.runtime.stopping.is_set()
-            assembly.stop()
-            bound = f"finishing what is in hand, for at most {self.settings.drain_seconds:g} s"
-            log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
-
-        previous = {
-            number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-
-        def restore() -> None:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-        return restore
+    def _asked(self, assembly: Assembly, number: int) -> None:
+        again = assembly.runtime.stopping.is_set()
+        assembly.stop()
+        bound = f"finishing what is in hand, for at most {self.settings.drain_seconds:g} s"
+        log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 
 
 class _LateTopicHome:

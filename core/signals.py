@@ -1,0 +1,48 @@
+"""SIGTERM and SIGINT, heard by a thread that waits for nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def signals_heard(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call *handle* in a thread of its own for each SIGTERM or SIGINT that comes meanwhile.
+
+    A handler that runs in the main thread may find it inside the very lock that the handler
+    needs, as when it sets the event that the main thread waits for, and then nothing ends
+    any more. Nor does it run while the main thread is busy in a library. To be used in the
+    main thread only.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def listen() -> None:
+        with open(reading, "rb", buffering=0) as pipe:
+            while said := pipe.read(1):
+                if said[0] in _SIGNALS:
+                    handle(said[0])
+
+    threading.Thread(target=listen, name="holdfast-signals", daemon=True).start()
+    heard_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _ignored) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(heard_before)
+        os.close(writing)
+
+
+def _ignored(_number: int, _frame: object) -> None:
+    """Let the thread hear it: with no handler at all the signal would end the process."""
