@@ -349,7 +349,7 @@ def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> Non
     assert (size(engine), size(engine, parked)) == (10, 0)
     sink.down = False
     wait_until(lambda: size(engine) == 0, what="the outbox drained")
-    assert relay.health.outage is None
+    wait_until(lambda: relay.health.outage is None, what="the outage is over")
     relay.stop()
     thread.join(30)
     assert len(sink.taken) == 10
