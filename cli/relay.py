@@ -78,7 +78,8 @@ def relay(
         typer.Option(
             "--messages",
             envvar="HOLDFAST_MESSAGES",
-            help="With the WAL engine, also publish events that were emitted without a row.",
+            help="With the WAL engine, also publish events that were emitted without a row "
+            "(WalOutbox). Without it the relay ends when it meets one.",
         ),
     ] = False,
     transactional_id: Annotated[

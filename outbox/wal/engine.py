@@ -204,7 +204,9 @@ class WalEngine:
 
     def _begin(self, covered: Covered) -> Reading[Batch]:
         intake = Intake(self._batch, covered, messages=self._messages)
-        stream = self._slot.stream(self._waker, messages=self._messages, binary=True)
+        # Messages are always asked for: to confirm events without looking would lose them.
+        stream = self._slot.stream(self._waker, messages=True, binary=True)
+        self._stranger.gone()
         return Reading(stream, intake, target=covered.until, waker=self._waker, clock=self._clock)
 
     def _follow(self, reading: Reading[Batch]) -> Step:

@@ -6,10 +6,11 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.errors import ConfigurationError
 from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.emitted import PREFIX, row_of
-from holdfast.outbox.wal.frames import Malformed
+from holdfast.outbox.wal.frames import Malformed, position_text
 from holdfast.outbox.wal.marks import Marks
 from holdfast.outbox.wal.pgoutput import (
     BEGIN,
@@ -60,7 +61,10 @@ class Batch:
 
 
 class Intake:
-    """Takes pgoutput messages, gives batches; its marks know what may be confirmed."""
+    """Takes pgoutput messages, gives batches; its marks know what may be confirmed.
+
+    Without *messages*, an event of `WalOutbox` raises: confirmed, it would be gone for good.
+    """
 
     def __init__(self, most: int, covered: Covered | None, *, messages: bool = False) -> None:
         self.marks = Marks()
@@ -97,7 +101,7 @@ class Intake:
             self._commit(decode(data))  # type: ignore[arg-type]
         elif kind == RELATION:
             self._learn(decode(data))  # type: ignore[arg-type]
-        elif kind == EMITTED and self._messages:
+        elif kind == EMITTED:
             self._emitted(decode(data))  # type: ignore[arg-type]
 
     def _begin(self, begin: Begin) -> None:
@@ -120,12 +124,19 @@ class Intake:
 
     def _emitted(self, message: Emitted) -> None:
         if message.transactional and message.prefix == PREFIX:
+            where = position_text(message.position)
             try:
                 # Never skipped: no table holds them. Negative: no row has that number.
                 row = row_of(message.content, -self.marks.count - 1)
             except Malformed:
-                log.exception("a stranger's message at %X is left out", message.position)
+                log.exception("a stranger's message at %s is left out", where)
                 return
+            if not self._messages:
+                raise ConfigurationError(
+                    f"the log holds an event without a row (of WalOutbox, at {where}): start the "
+                    "relay with  --messages  (HOLDFAST_MESSAGES; in code messages=True), for "
+                    "without it this event would be lost"
+                )
             self._add(row, len(message.content))
 
     def _add(self, row: Row, size: int) -> None:

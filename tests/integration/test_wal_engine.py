@@ -212,14 +212,8 @@ def test_a_slot_dropped_under_a_running_relay_is_made_anew(shop: Shop) -> None:
     with running(WalEngine(shop.engine, sink, terms=terms(10))):
         shop.add(("k", "0"))
         wait_until(lambda: sink.seen, what="the stream runs")
-        active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = :s AND active"
-        wait_until(lambda: shop.ask(active, s=shop.slot), what="the slot is in use")
-
-        def cut() -> bool:
-            shop.ask(f"SELECT pg_terminate_backend(({active}))", s=shop.slot)
-            return drop_slot(shop.engine, shop.slot)
-
-        wait_until(cut, what="the slot is dropped", every=0)
+        wait_until(lambda: shop.reader, what="the slot is in use")
+        wait_until(shop.cut, what="the slot is dropped", every=0)
         for number in range(1, 20):
             shop.add(("k", str(number)))
         wait_until(lambda: shop.left == 0, what="all is published")
@@ -448,6 +442,20 @@ class TestWithoutTable:
             sink.refused = set()
             shop.ask("UPDATE holdfast_outbox_parked SET state = 'released'")
             wait_until(lambda: sink.bodies == ["3", "1", "2"], what="it is released")
+
+    def test_without_the_flag_an_event_ends_the_relay_and_is_not_confirmed(
+        self, shop: Shop
+    ) -> None:
+        """A redeploy that forgets it must not confirm events away."""
+        sink = Recorder()
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        shop.add(("a", "row before"))
+        shop.add(("a", "1"), outbox=WalOutbox())
+        shop.add(("a", "row after"))
+        with pytest.raises(ConfigurationError, match="--messages"):
+            Relay(WalEngine(shop.engine, sink)).run_once()
+        assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
+        assert sink.bodies == ["row before", "row after", "1"]
 
     def test_a_strangers_message_with_our_prefix_stops_nobody(
         self, shop: Shop, caplog: pytest.LogCaptureFixture
