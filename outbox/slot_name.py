@@ -11,5 +11,10 @@ if TYPE_CHECKING:
 
 def default_slot(engine: Engine) -> str:
     """Return the slot's name for the database of *engine*."""
-    name = re.sub(r"[^a-z0-9_]", "_", (engine.url.database or "").lower())
+    return slot_for(engine.url.database or "")
+
+
+def slot_for(database: str) -> str:
+    """Return the slot's name for the database called *database*."""
+    name = re.sub(r"[^a-z0-9_]", "_", database.lower())
     return f"holdfast_outbox_{name}"[:63]

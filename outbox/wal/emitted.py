@@ -5,18 +5,21 @@ MessagePack array: id (text), topic, key (or nil), type, payload (binary or nil)
 (the JSON text that the column `headers` would hold), shard.
 
 What is given up: an event cannot be looked at, delayed or replayed from the database, and
-a replication slot that is lost takes the events in it along. Events that the broker refuses
-are parked in the table as always.
+a replication slot that is lost takes the events in it along; without a slot there is nothing
+that could hold them, so nothing is emitted then. Events that the broker refuses are parked in
+the table as always.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import msgspec
 
-from holdfast.errors import InvalidMessage
+from holdfast.errors import ConfigurationError, InvalidMessage
 from holdfast.outbox.rows import Row, values
+from holdfast.outbox.slot_name import slot_for
 from holdfast.outbox.staging import Outbox, require_transaction
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.sql import statements
@@ -24,8 +27,9 @@ from holdfast.sql import statements
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Dialect
 
+    from holdfast.codec import Codec
     from holdfast.message import Message
     from holdfast.outbox.event import Event
 
@@ -38,8 +42,23 @@ _decode = msgspec.msgpack.Decoder(tuple[str, str, str | None, str, bytes | None,
 class WalOutbox(Outbox):
     """An `Outbox` that writes no row; it needs `WalEngine(…, messages=True)` as the relay.
 
-    The order is that of the commits, so `ordered` has nothing to add.
+    The order is that of the commits, so `ordered` has nothing to add. The first event of a
+    process makes sure that the relay's slot is there, by its default name or as *slot*:
+    without it the event would be gone with its commit, so it is refused.
     """
+
+    def __init__(
+        self,
+        *,
+        source: str = "holdfast",
+        codec: Codec | None = None,
+        ordered: bool = False,
+        slot: str | None = None,
+    ) -> None:
+        super().__init__(source=source, codec=codec, ordered=ordered)
+        self._slot = slot
+        self._checked: WeakSet[Dialect] = WeakSet()
+        """The databases whose slot was seen; a dialect belongs to one `create_engine`."""
 
     def add_all(  # type: ignore[override]
         self, session: Any, events: Iterable[Event]
@@ -51,8 +70,24 @@ class WalOutbox(Outbox):
         messages = [self._message(event) for event in events]
         bodies = [{"prefix": PREFIX, "body": body_of(message)} for message in messages]
         if hasattr(session, "run_sync"):
-            return _emit_async(session, bodies, messages)
-        _emit(session, bodies)
+            return self._emit_async(session, bodies, messages)
+        self._emit(session, bodies)
+        return messages
+
+    def _emit(self, session: Any, bodies: list[dict[str, Any]]) -> None:
+        db: Connection = session.connection() if hasattr(session, "get_bind") else session
+        require_transaction(db)
+        if not bodies:
+            return
+        if db.dialect not in self._checked:
+            _require_slot(db, self._slot)
+            self._checked.add(db.dialect)
+        db.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
+
+    async def _emit_async(
+        self, session: Any, bodies: list[dict[str, Any]], messages: list[Message]
+    ) -> list[Message]:
+        await session.run_sync(self._emit, bodies)
         return messages
 
 
@@ -75,15 +110,20 @@ def row_of(content: bytes, number: int) -> Row:
     return Row(number, shard, topic, key, payload, headers, id_, type_)
 
 
-def _emit(session: Any, bodies: list[dict[str, Any]]) -> None:
-    db: Connection = session.connection() if hasattr(session, "get_bind") else session
-    require_transaction(db)
-    if bodies:
-        db.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
+def _require_slot(db: Connection, slot: str | None) -> None:
+    """Return if what *db* commits from now on is kept for a relay.
 
-
-async def _emit_async(
-    session: Any, bodies: list[dict[str, Any]], messages: list[Message]
-) -> list[Message]:
-    await session.run_sync(_emit, bodies)
-    return messages
+    A slot that waits for running transactions, ours among them, is not there yet.
+    """
+    if db.dialect.name != "postgresql":
+        raise ConfigurationError(
+            f"WalOutbox writes PostgreSQL's log, not {db.dialect.name}'s: use Outbox"
+        )
+    sql = statements("holdfast.outbox.wal", "postgresql")
+    name = slot_for(db.execute(sql["database"]).scalar_one()) if slot is None else slot
+    if not db.execute(sql["keeps"], {"name": name}).scalar():
+        raise ConfigurationError(
+            f"replication slot {name} is not there, so nobody would ever publish this event: "
+            "first run  holdfast relay --engine wal --messages  (with --once it makes the slot "
+            "and ends); if the relay has a --slot, name it:  WalOutbox(slot=…)"
+        )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast.clock import SYSTEM_CLOCK
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.servers import Postgres
+
+PAGE = Path(__file__).parents[2] / "docs" / "outbox.md"
 
 
 @pytest.fixture
@@ -456,6 +462,71 @@ class TestWithoutTable:
             Relay(WalEngine(shop.engine, sink)).run_once()
         assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
         assert sink.bodies == ["row before", "row after", "1"]
+
+    def test_an_event_that_no_slot_would_keep_is_refused(self, shop: Shop) -> None:
+        """Before a relay made the slot, and when the slot has another name."""
+        outbox = WalOutbox()
+        for _ in range(2):  # a refusal is not remembered as success
+            with pytest.raises(ConfigurationError, match="holdfast relay --engine wal --messages"):
+                shop.add(("a", "0"), outbox=outbox)
+        sink = Recorder()
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        shop.add(("a", "1"), outbox=outbox)
+        with pytest.raises(ConfigurationError, match="slot another is not there"):
+            shop.add(("a", "2"), outbox=WalOutbox(slot="another"))
+        assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
+        assert sink.bodies == ["1"]
+
+    def test_an_async_session_emits_as_well(self, shop: Shop) -> None:
+        """The slot is looked for there, too."""
+        sink, outbox = Recorder(), WalOutbox()
+
+        async def emit() -> None:
+            engine = create_async_engine(shop.url)
+            try:
+                async with AsyncSession(engine) as session, session.begin():
+                    await outbox.add(session, "1", topic="orders", key="a")
+            finally:
+                await engine.dispose()
+
+        with pytest.raises(ConfigurationError, match="is not there"):
+            asyncio.run(emit())
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        asyncio.run(emit())
+        assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
+
+    def test_the_slot_is_looked_for_once(self, shop: Shop) -> None:
+        """Later events cost one statement, as before."""
+        Relay(WalEngine(shop.engine, Recorder(), messages=True)).run_once()
+        outbox = WalOutbox()
+        shop.add(("a", "1"), outbox=outbox)
+        said: list[str] = []
+        event.listen(shop.engine, "before_cursor_execute", lambda *all_: said.append(all_[2]))
+        shop.add(("a", "2"), outbox=outbox)
+        assert len(said) == 1
+
+    def test_a_slot_that_waits_for_our_own_transaction_does_not_keep_its_event(
+        self, shop: Shop
+    ) -> None:
+        """It begins after our commit, so what we emit would be before it."""
+        engine = WalEngine(shop.engine, Recorder(), messages=True, terms=terms(60))
+        half = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = :s"
+        with shop.engine.begin() as db:
+            db.exec_driver_sql("SELECT pg_current_xact_id()")
+            steps_until(engine, lambda: shop.ask(half, s=shop.slot), "the slot is being made")
+            with pytest.raises(ConfigurationError, match="is not there"):
+                WalOutbox().add(db, "too early", topic="orders", key="a")
+        engine.close()
+
+    def test_the_page_shows_code_that_runs(self, shop: Shop) -> None:
+        """The block of its section, as a reader would paste it."""
+        sink = Recorder()
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        section = PAGE.read_text().partition("\n## Events without a table\n")[2]
+        block = section.partition("```python\n")[2].partition("```")[0]
+        exec(block, {"engine": shop.engine})  # noqa: S102 - our own page
+        assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
+        assert shop.left == 0
 
     def test_a_strangers_message_with_our_prefix_stops_nobody(
         self, shop: Shop, caplog: pytest.LogCaptureFixture

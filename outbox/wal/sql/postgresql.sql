@@ -18,6 +18,19 @@ SELECT to_regclass(:table) IS NOT NULL
 SELECT plugin, database = current_database() AS ours, active, active_pid, wal_status,
     CAST(confirmed_flush_lsn AS text) AS confirmed
 FROM pg_replication_slots WHERE slot_name = :name
+-- name: standing
+SELECT wal_status, safe_wal_size,
+    pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained,
+    pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) AS unconfirmed
+FROM pg_replication_slots WHERE slot_name = :name
+-- name: database
+SELECT current_database()
+-- name: keeps
+SELECT EXISTS (
+    SELECT 1 FROM pg_replication_slots
+    WHERE slot_name = :name AND database = current_database() AND plugin = 'pgoutput'
+    AND confirmed_flush_lsn IS NOT NULL AND wal_status IS DISTINCT FROM 'lost'
+)
 -- name: drop_slot
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = :name AND NOT active
