@@ -168,6 +168,7 @@ class WalEngine:
             return self._follow(self._reading)
         if self._reconcile is not None:
             return self._catch_up(self._reconcile)
+        self._opening.abandon()
         return self._open()
 
     def _open(self) -> Step:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.outbox.wal.reconcile import Reconcile
@@ -80,8 +79,16 @@ class Opening:
 
     def close(self) -> None:
         """End what is under way."""
-        if self._future is not None:
-            self._slot.cancel()
-            with suppress(Exception):  # it was given up, whatever became of it
-                self._future.result().close()
+        self.abandon()
         self._thread.shutdown()
+    def abandon(self) -> None:
+        """Give up what is under way; what it still brings is closed at once.
+
+        Its snapshot would keep vacuum from its work, and later show rows that others
+        published long ago.
+        """
+        future, self._future = self._future, None
+        if future is not None and not future.cancel():
+            future.add_done_callback(_closed)
+            self._slot.cancel()
+

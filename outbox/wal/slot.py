@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +238,8 @@ class Slot:
     def cancel(self) -> None:
         """End a creation that waits, from another thread."""
         if (connection := self._creating) is not None:
-            connection.cancel_safe(timeout=5)
+            with suppress(psycopg.Error):  # it ends by itself then
+                connection.cancel_safe(timeout=5)
 
     def discard(self, why: str) -> None:
         """Drop the slot, which cannot be read any more."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -400,6 +400,28 @@ def test_a_slot_in_a_strangers_hands_makes_the_relay_stand_by(shop: Shop) -> Non
         shop.add(("k", "1"))
         stranger.close()
         wait_until(lambda: sink.bodies == ["1"], what="the relay goes on")
+
+
+def test_a_relay_that_loses_its_lease_while_it_opens_lets_its_snapshot_go(shop: Shop) -> None:
+    """It pins no vacuum as a standby, and publishes nothing of it when the lease is back."""
+    early, late = Recorder(), Recorder()
+    Relay(WalEngine(shop.engine, Recorder())).run_once()
+    shop.add(("k", "1"))
+    mine = create_engine(shop.url, connect_args={"application_name": "frozen"})
+    frozen = WalEngine(mine, early, terms=terms(0.5))
+    frozen.step()
+    wait_until(lambda: frozen._opening._future and frozen._opening._future.done(), what="opened")
+    other = WalEngine(shop.engine, late, terms=terms())
+    steps_until(other, lambda: late.seen and shop.left == 0, "another relay publishes")
+    assert frozen.step().standby
+    held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'frozen'"
+    assert shop.ask(f"{held} AND state LIKE 'idle in transaction%'") == 0
+    other.close()
+    frozen._leases._renewed = float("-inf")
+    steps_until(frozen, lambda: frozen._reading is not None, "it has the lease again")
+    frozen.close()
+    mine.dispose()
+    assert early.seen == []
 
 
 class TestWithoutTable:
