@@ -18,6 +18,10 @@ class Step:
     """Nothing was there to do; wait before the next step."""
     standby: bool = False
     """Another relay is at work; this one waits to take over."""
+    hindered: str | None = None
+    """What keeps the relay from its work, though nothing is down and no other relay does it."""
+    slots_lost: int = 0
+    """Replication slots that were found lost, with events that were nowhere else."""
 
     def plus(self, other: Step) -> Step:
         """Return what both steps moved."""

@@ -29,6 +29,10 @@ class Health:
     published: int = 0
     parked: int = 0
     standby: bool = False
+    hindered: str | None = None
+    """What keeps the relay from its work, though nothing is down."""
+    slots_lost: int = 0
+    """How often events were lost with their replication slot."""
     outage: str | None = None
     """What is down, while the relay waits for it."""
     failures: int = 0
@@ -125,6 +129,8 @@ class Relay:
         health.standby = step.standby
         health.outage, health.failures = None, 0
         health.last_step = self._clock.monotonic()
+        health.hindered = step.hindered
+        health.slots_lost += step.slots_lost
         self._observer(step)
 
     def _wait_out(self, error: Exception) -> None:

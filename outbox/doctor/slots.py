@@ -50,7 +50,8 @@ def slots(patient: Patient) -> Iterator[Finding]:
             severity=Severity.WARNING,
             text="max_slot_wal_keep_size is unlimited: a slot that nobody reads fills the disk",
             fix="run  ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'  and  SELECT "
-            "pg_reload_conf();  the WAL engine reads the table when a slot is lost",
+            "pg_reload_conf();  when a slot is lost the WAL engine reads the table instead, but "
+            "events without a row (WalOutbox) are lost with it: leave room for a long outage",
         )
     for slot in found:
         yield _judged(patient, slot, rate)
@@ -92,7 +93,10 @@ def _fix(patient: Patient, slot: Row[Any]) -> str:
     if slot.slot_name == patient.slot and slot.wal_status != "lost":
         return f"start  holdfast relay --engine wal,  or give the slot up:  {drop}"
     if slot.slot_name == patient.slot:
-        return "start  holdfast relay --engine wal: it makes a new slot and reads the table"
+        return (
+            "start  holdfast relay --engine wal: it makes a new slot and reads the table; events "
+            f"without a row (WalOutbox) that committed after {slot.confirmed} are lost"
+        )
     if slot.active:
         return f"see why its reader (pid {slot.active_pid}) is slow"
     return f"start its reader, or if nobody needs it any more:  {drop}"

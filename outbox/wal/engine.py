@@ -22,6 +22,7 @@ from holdfast.outbox.wal.dispatch import Dispatch
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost
 from holdfast.outbox.wal.intake import Batch, Covered, Intake
 from holdfast.outbox.wal.leftovers import Leftovers
+from holdfast.outbox.wal.losses import Losses
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
@@ -82,6 +83,9 @@ class WalEngine:
             tables=(outbox.name,),
             required=not messages,
         )
+            when_lost="takes events without a row along: see docs/outbox.md"
+            if messages
+            else "is made anew and the table is read instead",
         self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
         self._waker = Waker()
         self._parking = WalParking(self._engine, clock=clock)
@@ -94,7 +98,10 @@ class WalEngine:
         self._dispatch = Dispatch(
             self._sink, self._courier, self._leases, self._parking, self._cleaner
         )
-        self._opening = Opening(self._engine, self._slot, self._waker, batch=batch, clock=clock)
+        self._losses = Losses(messages=messages)
+        self._opening = Opening(
+            self._engine, self._slot, self._losses, self._waker, batch=batch, clock=clock
+        )
         self._reconcile: Reconcile | None = None
         self._ahead: Batch | None = None
         """The next rows of the table, read while those before them are being published."""
@@ -115,6 +122,8 @@ class WalEngine:
             raise outage
         return step
 
+        if (lost := self._losses.untold()) or self._stranger.named is not None:
+            return replace(step, hindered=self._stranger.named, slots_lost=lost)
     def _guarded(self) -> Step:
         try:
             if self._leases.due:

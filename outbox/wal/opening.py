@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.clock import Clock
+    from holdfast.outbox.wal.losses import Losses
     from holdfast.outbox.wal.slot import Slot
     from holdfast.outbox.wal.waker import Waker
 
@@ -24,10 +25,18 @@ class Opening:
     """The slot first, then the snapshot of the table, so that nothing falls between them."""
 
     def __init__(
-        self, engine: Engine, slot: Slot, waker: Waker, *, batch: int, clock: Clock
+        self,
+        engine: Engine,
+        slot: Slot,
+        losses: Losses,
+        waker: Waker,
+        *,
+        batch: int,
+        clock: Clock,
     ) -> None:
         self._engine = engine
         self._slot = slot
+        self._losses = losses
         self._waker = waker
         self._batch = batch
         self._clock = clock
@@ -72,15 +81,13 @@ class Opening:
         self._slot.prepare()
         export = self._slot.ensure()
         try:
+            if export is not None:
+                self._losses.note(self._slot, export)
             return Reconcile(self._engine, export, batch=self._batch)
         finally:
             if export is not None:
                 export.close()
 
-    def close(self) -> None:
-        """End what is under way."""
-        self.abandon()
-        self._thread.shutdown()
     def abandon(self) -> None:
         """Give up what is under way; what it still brings is closed at once.
 
@@ -92,3 +99,12 @@ class Opening:
             future.add_done_callback(_closed)
             self._slot.cancel()
 
+    def close(self) -> None:
+        """End what is under way."""
+        self.abandon()
+        self._thread.shutdown()
+
+
+def _closed(future: Future[Reconcile]) -> None:
+    if future.exception() is None:
+        future.result().close()

@@ -42,6 +42,8 @@ class SlotNames:
     publish: str = "insert"
     required: bool = True
     """Whether the publication must hold the tables."""
+    when_lost: str = "is made anew, and what it held is gone"
+    """What becomes of a slot that the server gave up."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.slot):
@@ -86,12 +88,26 @@ class Slot:
         self._sql = statements("holdfast.outbox.wal", "postgresql")
         self._warned = False
         self._creating: psycopg.Connection[Any] | None = None
+        self._seen = 0
+        self._stream: Stream | None = None
+        self._is_published = False
+
+    @property
+    def confirmed(self) -> int:
+        """How far the slot was confirmed, as far as is known here; 0 if nothing is."""
+        return max(self._seen, 0 if self._stream is None else self._stream.confirmed)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no slot can have been there before: its very publication was missing."""
+        return not (self._is_published or self.confirmed)
 
     def prepare(self) -> None:
         """Check the server and the publication; create the publication if it is missing."""
         with self._engine.connect() as db:
             self._check_server(db)
             found = db.execute(self._sql["publication"], {"name": self.names.publication}).first()
+        self._is_published = found is not None
         if found is None:
             self._create_publication()
         elif not found.pubinsert:
@@ -118,8 +134,8 @@ class Slot:
             self._warned = True
             log.warning(
                 "max_slot_wal_keep_size is unlimited: a relay that stays down fills the disk; "
-                "run  ALTER SYSTEM SET max_slot_wal_keep_size='10GB'  (a slot lost that way is "
-                "made anew and the table is read instead)"
+                "run  ALTER SYSTEM SET max_slot_wal_keep_size='10GB'  (a slot lost that way %s)",
+                self.names.when_lost,
             )
 
     def _create_publication(self) -> None:
@@ -167,10 +183,10 @@ class Slot:
         the stream tells everything, to be closed once it is taken over.
         """
         found = self._checked()
-        if found is None:
-            return self._create(self.names.slot)
-        if found.wal_status == "lost":
+        if found is not None and found.wal_status == "lost":
             self.discard("PostgreSQL gave up what it needs (max_slot_wal_keep_size)")
+            found = None
+        if found is None:
             return self._create(self.names.slot)
         if found.active:
             self._oust()
@@ -209,7 +225,10 @@ class Slot:
 
     def _find(self) -> Row[Any] | None:
         with self._engine.connect() as db:
-            return db.execute(self._sql["slot"], {"name": self.names.slot}).first()
+            found = db.execute(self._sql["slot"], {"name": self.names.slot}).first()
+        if found is not None and found.confirmed is not None:
+            self._seen = position(found.confirmed)
+        return found
 
     def _create(self, slot: str, kind: str = "") -> Export:
         """Create the slot; waits for the transactions that are running now."""
@@ -233,7 +252,8 @@ class Slot:
         names = self.names
         chosen = options(names.publication, messages=messages, binary=binary)
         connection = replication_connection(self._engine.url, self.reader, self._settings)
-        return Stream(connection, names.slot, chosen, clock=self._clock, waker=waker)
+        self._stream = Stream(connection, names.slot, chosen, clock=self._clock, waker=waker)
+        return self._stream
 
     def cancel(self) -> None:
         """End a creation that waits, from another thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import zlib
 from pathlib import Path
@@ -539,6 +540,37 @@ class TestWithoutTable:
             with pytest.raises(ConfigurationError, match="is not there"):
                 WalOutbox().add(db, "too early", topic="orders", key="a")
         engine.close()
+
+    def test_a_slot_that_was_dropped_is_told_as_a_loss(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With the positions of the log between which events are gone; the first slot is not."""
+        first = Relay(WalEngine(shop.engine, Recorder(), messages=True))
+        first.run_once()
+        assert (first.health.slots_lost, caplog.text.count("LOST")) == (0, 0)
+        assert drop_slot(shop.engine)
+        again = Relay(WalEngine(shop.engine, Recorder(), messages=True))
+        again.run_once()
+        assert again.health.slots_lost == 1
+        assert "EVENTS MAY BE LOST" in caplog.text
+        caplog.clear()
+        with running(WalEngine(shop.engine, Recorder(), messages=True)) as relay:
+            wait_until(lambda: shop.reader, what="the slot is read")
+            wait_until(shop.cut, what="the slot is dropped", every=0)
+            wait_until(lambda: relay.health.slots_lost == 1, what="the loss is counted")
+        said = next(r.getMessage() for r in caplog.records if "EVENTS ARE LOST" in r.getMessage())
+        assert re.search(r"between \w+/\w+ and \w+/\w+ of the log", said)
+
+    def test_without_the_flag_a_new_slot_loses_nothing_and_says_so(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The table has everything."""
+        Relay(WalEngine(shop.engine, Recorder())).run_once()
+        assert drop_slot(shop.engine)
+        relay = Relay(WalEngine(shop.engine, Recorder()))
+        relay.run_once()
+        assert relay.health.slots_lost == 0
+        assert "LOST" not in caplog.text
 
     def test_the_page_shows_code_that_runs(self, shop: Shop) -> None:
         """The block of its section, as a reader would paste it."""

@@ -102,6 +102,18 @@ class Shop:
         return not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = :s", s=self.slot)
 
     @property
+    def reader(self) -> int | None:
+        """The process that reads its slot."""
+        query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = :s AND active"
+        found: int | None = self.ask(query, s=self.slot)
+        return found
+
+    def cut(self) -> bool:
+        """End the slot's reader and drop the slot; return whether it was fast enough."""
+        self.ask("SELECT pg_terminate_backend(:pid)", pid=self.reader)
+        return drop_slot(self.engine, self.slot)
+
+    @property
     def left(self) -> int:
         """How many rows the outbox holds."""
         return int(self.ask("SELECT count(*) FROM holdfast_outbox"))

@@ -6,6 +6,7 @@ SELECT current_setting('wal_level') AS wal_level,
     current_setting('max_slot_wal_keep_size') AS keep
 -- name: slots
 SELECT slot_name, active, active_pid, wal_status, safe_wal_size,
+    CAST(confirmed_flush_lsn AS text) AS confirmed,
     pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained
 FROM pg_replication_slots ORDER BY restart_lsn NULLS FIRST
 -- name: log_end
