@@ -26,6 +26,7 @@ from holdfast.outbox.measured_engine import MeasuredEngine
 from holdfast.outbox.metrics import RelayMetrics, Sampler
 from holdfast.outbox.probes import Probes
 from holdfast.outbox.schema import SHARDS
+from holdfast.outbox.slot_name import default_slot
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Sidecar:
         measured = MeasuredEngine(late, observe=self._observe_seconds)
         self._progress: Callable[[Step], None] = _ignored
         self.relay = Relay(measured, observer=self._observe)
-        self._backlog = Backlog(self._database)
+        self._backlog = Backlog(self._database, slot=self._slot)
         self._sampler = Sampler(self._backlog)
         self._late = late
         self._patient_until = 0.0
@@ -165,6 +166,12 @@ class Sidecar:
         self._sampler.start()
         return f", http://{endpoint.address}"
 
+    @property
+    def _slot(self) -> str | None:
+        if not self._is_wal:
+            return None
+        return default_slot(self._database) if self._settings.slot is None else self._settings.slot
+
     def _make_engine(self) -> RelayEngine:
         settings = self._settings
         terms = LeaseTerms(seconds=settings.lease_seconds)
@@ -172,7 +179,7 @@ class Sidecar:
         if self._is_wal:
             from holdfast.outbox.wal import WalEngine  # needs psycopg, which is an extra
 
-            return WalEngine(self._database, self._sink, slot=settings.slot,
+            return WalEngine(self._database, self._sink, slot=self._slot,
                              publication=settings.publication, messages=settings.messages,
                              terms=terms, batch=settings.batch)  # fmt: skip
         return LeaseEngine(self._database, self._sink, terms=terms, batch=settings.batch)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from holdfast.outbox.schema import delayed, outbox, parked
+from holdfast.outbox.slot_standing import SlotStanding
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
@@ -32,13 +33,16 @@ class Standing:
     overdue_seconds: float
     """How long the first delayed event has been due; 0 when none is."""
     parked: int
+    slot: SlotStanding | None = None
+    """The WAL engine's replication slot; None with another engine."""
 
 
 class Backlog:
-    """Measures the outbox cheaply, however large it is."""
+    """Measures the outbox cheaply, however large it is, and with it the *slot* if one is named."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, slot: str | None = None) -> None:
         self._engine = engine
+        self._slot = slot
         self._sql = statements("holdfast.outbox", engine.dialect.name)
 
     def measure(self) -> Standing:
@@ -55,6 +59,7 @@ class Backlog:
                 delayed=_count(db, delayed),
                 overdue_seconds=0.0 if wait is None else max(0.0, -float(wait)),
                 parked=_count(db, parked),
+                slot=None if self._slot is None else SlotStanding.of(db, self._slot),
             )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.backlog import Backlog, Standing
     from holdfast.outbox.relay import Health
+    from holdfast.outbox.slot_standing import SlotStanding
 
 log = logging.getLogger("holdfast.outbox")
 
@@ -106,6 +107,13 @@ class RelayMetrics(Collector):
                      float(health.outage is not None))  # fmt: skip
         yield _gauge("holdfast_relay_standby", "1 while another relay is at work.",
                      float(health.standby))  # fmt: skip
+        yield _gauge("holdfast_relay_hindered", "1 while a stranger keeps it from its work.",
+                     float(health.hindered is not None))  # fmt: skip
+        yield CounterMetricFamily(
+            "holdfast_relay_slots_lost",
+            "Replication slots that were lost with events that had no row.",
+            value=health.slots_lost,
+        )
         yield _gauge("holdfast_relay_leases_owned", "Shards that this relay owns.",
                      float(self._shards()))  # fmt: skip
         standing = self._sampler.latest
@@ -125,6 +133,21 @@ def _tables(standing: Standing) -> Iterator[Metric]:
     yield _gauge("holdfast_outbox_overdue_seconds",
                  "How long the first delayed event has been due.",
                  standing.overdue_seconds)  # fmt: skip
+    if standing.slot is not None:
+        yield from _slot(standing.slot)
+
+
+def _slot(slot: SlotStanding) -> Iterator[Metric]:
+    yield _gauge("holdfast_slot_lost", "1 while the WAL engine's slot is lost or missing.",
+                 float(slot.is_lost))  # fmt: skip
+    yield _gauge("holdfast_slot_retained_bytes", "Log that the slot keeps on the server's disk.",
+                 slot.retained)  # fmt: skip
+    yield _gauge("holdfast_slot_unconfirmed_bytes",
+                 "Log that the relay has not yet finished.", slot.unconfirmed)  # fmt: skip
+    if slot.safe is not None:
+        yield _gauge("holdfast_slot_safe_bytes",
+                     "Log that can still be written before the slot is lost.",
+                     slot.safe)  # fmt: skip
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

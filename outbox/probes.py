@@ -57,4 +57,6 @@ class Probes:
             return Verdict(False, f"outage: {health.outage}")
         if health.last_step == float("-inf"):
             return Verdict(False, "starting")
+        if health.hindered is not None:
+            return Verdict(False, f"hindered: {health.hindered}")
         return Verdict(True, "standby" if health.standby else "publishing")

@@ -93,6 +93,8 @@ class Relay:
                         raise
                     raise unreadable(error) from error
                 self._note(step)
+                if step.hindered is not None:
+                    raise DependencyDown(step.hindered)
                 total += step.published
                 if step.idle and not wait_more():
                     break
@@ -127,10 +129,10 @@ class Relay:
         health.published += step.published
         health.parked += step.parked
         health.standby = step.standby
-        health.outage, health.failures = None, 0
-        health.last_step = self._clock.monotonic()
         health.hindered = step.hindered
         health.slots_lost += step.slots_lost
+        health.outage, health.failures = None, 0
+        health.last_step = self._clock.monotonic()
         self._observer(step)
 
     def _wait_out(self, error: Exception) -> None:

@@ -27,6 +27,7 @@ from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
 from holdfast.outbox.wal.reading import Reading
 from holdfast.outbox.wal.slot import Slot, SlotNames
+from holdfast.outbox.wal.stranger import Stranger
 from holdfast.outbox.wal.waker import Waker
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ class WalEngine:
             publication=publication,
             tables=(outbox.name,),
             required=not messages,
-        )
             when_lost="takes events without a row along: see docs/outbox.md"
             if messages
             else "is made anew and the table is read instead",
+        )
         self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
         self._waker = Waker()
         self._parking = WalParking(self._engine, clock=clock)
@@ -107,6 +108,7 @@ class WalEngine:
         """The next rows of the table, read while those before them are being published."""
         self._reading: Reading[Batch] | None = None
         self._idle = False
+        self._stranger = Stranger(clock=clock)
 
     @property
     def shards(self) -> int:
@@ -120,10 +122,10 @@ class WalEngine:
         outage, self._dispatch.outage = self._dispatch.outage, None
         if outage is not None:
             raise outage
-        return step
-
         if (lost := self._losses.untold()) or self._stranger.named is not None:
             return replace(step, hindered=self._stranger.named, slots_lost=lost)
+        return step
+
     def _guarded(self) -> Step:
         try:
             if self._leases.due:
@@ -135,10 +137,10 @@ class WalEngine:
             self._lose()
             raise
         except SlotBusy as error:
-            log.info("standing by: %s", error)
             self._let_go()
+            self._stranger.seen(error)
             self._opening.not_before(self._clock.monotonic() + _BUSY_SECONDS)
-            return Step(idle=True, standby=True)
+            return Step(standby=True)
         except SlotLost as error:
             self._let_go()
             self._slot.discard(str(error))
@@ -160,11 +162,13 @@ class WalEngine:
 
     def _lose(self) -> None:
         """Stop at once: somebody else may publish now."""
+        self._stranger.gone()
         self._let_go()
         self._cleaner.forget()
 
     def _let_go(self) -> None:
         """Give up the stream; whatever was not confirmed comes again."""
+        self._opening.abandon()
         if self._reconcile is not None:
             self._reconcile.close()
         if self._reading is not None:
@@ -177,7 +181,6 @@ class WalEngine:
             return self._follow(self._reading)
         if self._reconcile is not None:
             return self._catch_up(self._reconcile)
-        self._opening.abandon()
         return self._open()
 
     def _open(self) -> Step:

@@ -355,6 +355,11 @@ def test_the_wal_engine_is_chosen_by_a_flag(tmp_path: Path, postgres: Postgres) 
             engine.dispose()
             wait_until(lambda: running.metric("holdfast_relay_published_total") == 7, deadline=60)
             assert running.metric("holdfast_relay_leases_owned") == 64
+            wait_until(lambda: running.metric("holdfast_outbox_sampled") == 1, deadline=30)
+            for name in ("lost", "retained_bytes", "unconfirmed_bytes"):
+                assert running.metric(f"holdfast_slot_{name}") >= 0
+            assert running.metric("holdfast_relay_hindered") == 0
+            assert running.metric("holdfast_relay_slots_lost_total") == 0
             running.process.send_signal(signal.SIGTERM)
             assert running.wait() == 0
     finally:

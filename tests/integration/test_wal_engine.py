@@ -16,9 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, DependencyDown
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox.leases import LeaseLost, Leases
+from holdfast.outbox.measured_engine import MeasuredEngine
+from holdfast.outbox.probes import Probes, Verdict
 from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
 from holdfast.outbox.wal.cleaner import Cleaner
 from holdfast.outbox.wal.stream import arguments
@@ -401,6 +403,31 @@ def test_a_slot_in_a_strangers_hands_makes_the_relay_stand_by(shop: Shop) -> Non
         shop.add(("k", "1"))
         stranger.close()
         wait_until(lambda: sink.bodies == ["1"], what="the relay goes on")
+
+
+def test_a_stranger_who_stays_on_the_slot_makes_the_relay_unready(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named by its pid until it leaves; for cron it is a reason to try again later."""
+    monkeypatch.setattr("holdfast.outbox.wal.stranger._PATIENCE_SECONDS", 0.3)
+    Relay(WalEngine(shop.engine, Recorder())).run_once()
+    stranger = psycopg.connect(
+        **arguments(shop.engine.url), replication="database", autocommit=True
+    )
+    stranger.execute(
+        f"START_REPLICATION SLOT {shop.slot} LOGICAL 0/0"
+        " (proto_version '1', publication_names 'holdfast_outbox')"
+    )
+    pid = f"PID {stranger.info.backend_pid}"
+    with pytest.raises(DependencyDown, match=pid):
+        Relay(WalEngine(shop.engine, Recorder())).run_once()
+    engine = MeasuredEngine(WalEngine(shop.engine, Recorder(), terms=terms()))
+    with running(engine) as relay:
+        probes = Probes(relay.health, engine)
+        wait_until(lambda: pid in probes.ready().why, what="the stranger is named")
+        assert not probes.ready().good
+        stranger.close()
+        wait_until(lambda: probes.ready() == Verdict(True, "publishing"), what="it is ready")
 
 
 def test_a_relay_that_loses_its_lease_while_it_opens_lets_its_snapshot_go(shop: Shop) -> None:

@@ -14,7 +14,11 @@ from sqlalchemy import create_engine, text
 
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import Outbox, Relay
+from holdfast.outbox.backlog import Backlog
+from holdfast.outbox.doctor import Doctor, Limits
+from holdfast.outbox.slot_standing import SlotStanding
 from holdfast.outbox.wal import DatabaseDown, WalEngine, WalOutbox
+from holdfast.outbox.wal.frames import position_text
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from tests.checker.run import Run
 from tests.servers import Postgres
@@ -126,8 +130,13 @@ def test_a_database_that_crashes_and_restarts_is_an_outage(private_server: Priva
     assert relay.health.parked == 0
 
 
-def test_a_slot_that_the_server_gave_up_is_made_anew(private_server: PrivateServer) -> None:
-    """Beyond max_slot_wal_keep_size the slot is lost; the table still has everything."""
+def test_a_slot_that_the_server_gave_up_is_made_anew(
+    private_server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond max_slot_wal_keep_size the slot is lost: the table still has everything.
+
+    An event without a row is gone. Gauges, doctor and log say so, and from where on.
+    """
     server = private_server(Postgres)
     shop = Shop(server.database("limits"))
     server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
@@ -135,7 +144,12 @@ def test_a_slot_that_the_server_gave_up_is_made_anew(private_server: PrivateServ
     server.execute("ALTER SYSTEM SET max_wal_size = '32MB'")
     server.execute("SELECT pg_reload_conf()")
     sink = Recorder()
-    Relay(WalEngine(shop.engine, sink)).run_once()
+    Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+    backlog = Backlog(shop.engine, slot=shop.slot)
+    standing = backlog.measure().slot
+    assert standing is not None
+    assert (standing.is_lost, standing.safe is not None) == (False, True)
+    shop.add(("k", "gone"), outbox=WalOutbox())
     status = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = :s"
     numbers = iter(range(1000))
 
@@ -149,11 +163,18 @@ def test_a_slot_that_the_server_gave_up_is_made_anew(private_server: PrivateServ
 
     wait_until(lost, deadline=60, what="the slot is lost")
     count = next(numbers)
-    with running(WalEngine(shop.engine, sink, terms=terms())):
+    begin = position_text(shop.confirmed)
+    assert backlog.measure().slot == SlotStanding(is_lost=True)
+    findings = Doctor(shop.engine, limits=Limits(rate_seconds=0.01)).examine()
+    [found] = [finding for finding in findings if finding.facts.get("slot") == shop.slot]
+    assert f"(WalOutbox) that committed after {begin} are lost" in str(found.fix)
+    with running(WalEngine(shop.engine, sink, messages=True, terms=terms())) as relay:
         wait_until(lambda: shop.left == 0, what="the table is published")
         shop.add(("k", "last"))
         wait_until(lambda: "last" in sink.bodies, what="the stream runs")
         assert shop.ask(status, s=shop.slot) != "lost"
+        assert relay.health.slots_lost == 1
+    assert f"WalOutbox emitted between {begin} and " in caplog.text
     assert sink.bodies == [*map(str, range(count)), "last"]
     shop.engine.dispose()
 

@@ -11,10 +11,17 @@ from holdfast.database import open_database
 from holdfast.outbox.backlog import Backlog, Standing
 from holdfast.outbox.metrics import RelayMetrics, Sampler
 from holdfast.outbox.relay import Health
+from holdfast.outbox.slot_standing import SlotStanding
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FULL = Standing(
-    waiting=1, is_exact=True, oldest_seconds=1.0, delayed=0, overdue_seconds=0.0, parked=0
+    waiting=1,
+    is_exact=True,
+    oldest_seconds=1.0,
+    delayed=0,
+    overdue_seconds=0.0,
+    parked=0,
+    slot=SlotStanding(is_lost=False, retained=2.0, unconfirmed=1.0, safe=3.0),
 )
 
 
@@ -50,6 +57,7 @@ def test_every_series_starts_at_zero() -> None:
     lines = exported().splitlines()
     for series in ("holdfast_relay_published_total", "holdfast_relay_parked_total",
                    "holdfast_relay_outage", "holdfast_relay_leases_owned",
+                   "holdfast_relay_slots_lost_total", "holdfast_relay_hindered",
                    "holdfast_relay_step_seconds_count"):  # fmt: skip
         assert f"{series} 0.0" in lines
 

@@ -77,6 +77,18 @@ def test_a_standby_is_ready() -> None:
     assert watched.probes.ready().why == "standby"
 
 
+def test_a_relay_that_is_kept_from_its_work_is_not_ready() -> None:
+    """Somebody must end the stranger; a restart of the relay would not."""
+    watched = Watched()
+    watched.do(Step(standby=True, hindered="the slot is active for PID 7"))
+    assert not watched.probes.ready().good
+    assert "PID 7" in watched.probes.ready().why
+    assert watched.probes.alive().good
+    watched.relay._stop.clear()
+    watched.do(Step())
+    assert watched.probes.ready().good
+
+
 def test_a_step_that_does_not_end_is_death() -> None:
     """A relay that hangs in a client library is to be restarted."""
     watched = Watched()
