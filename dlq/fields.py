@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 WHOLE: Final = "$"
 """The path of the whole payload."""
@@ -17,6 +17,7 @@ _ANY: Final = None
 _EMPTY: Final = r"\e"
 _PART = re.compile(r"(?:[^.\\]|\\.)*", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_SPECIAL = re.compile(r"([\\.*])")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _scan = json.JSONDecoder().raw_decode
 Parts = tuple[str | None, ...]
@@ -79,8 +80,15 @@ def parse_path(path: str) -> Parts:
     return tuple(parts)
 
 
-def _written(place: tuple[str, ...]) -> str:
-    return ".".join(re.sub(r"([\\.*])", r"\\\1", name) or _EMPTY for name in place)
+def pattern(path: str) -> str:
+    """Return a path that names *path* and every other item of its lists."""
+    parts = parse_path(path)
+    return _written(_ANY if part and part.isdecimal() else part for part in parts)
+
+
+def _written(parts: Iterable[str | None]) -> str:
+    names = ("*" if part is _ANY else _SPECIAL.sub(r"\\\1", part) or _EMPTY for part in parts)
+    return ".".join(names) or WHOLE
 
 
 def _text(payload: bytes) -> str | None:

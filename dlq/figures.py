@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 DAY_HOURS = 24
-_RECENT = 5_000
+RECENT = 5_000
+"""Changes that are not folded yet in which keys, tenants and versions are looked for."""
+_CHUNK = 500
 
 
 @dataclass(slots=True)
@@ -74,6 +76,17 @@ def unfolded(db: Connection, ids: Sequence[str] | None = None) -> dict[str, Unfo
     return dict(found)
 
 
+def in_order(db: Connection, ids: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
+    """Return the changes of the groups *ids* one by one, as they came."""
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for start in range(0, len(ids), _CHUNK):
+        some = change.c.group_id.in_(ids[start : start + _CHUNK])
+        query = select(change.c.group_id, change.c.kind, change.c.n).where(some)
+        for name, kind, n in db.execute(query.order_by(change.c.seq)):
+            found[name].append((kind, n))
+    return found
+
+
 def hits(
     db: Connection, ids: Sequence[str]
 ) -> tuple[dict[tuple[str, str], int], dict[str, list[str]]]:
@@ -82,7 +95,7 @@ def hits(
     The latest changes that are not folded are counted, too.
     """
     kept = select(hit.c.group_id, hit.c.kind, hit.c.value).where(hit.c.group_id.in_(ids))
-    recent = select(change).order_by(change.c.seq.desc()).limit(_RECENT).subquery()
+    recent = select(change).order_by(change.c.seq.desc()).limit(RECENT).subquery()
     columns = {"key": recent.c.key_hash, "tenant": recent.c.tenant, "version": recent.c.version}
     fresh = (
         select(recent.c.group_id, literal(kind), column).where(
