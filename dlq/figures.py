@@ -20,6 +20,7 @@ from holdfast.dlq.tally import HOUR, KINDS, OPENING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sqlalchemy import Subquery
     from sqlalchemy.engine import Connection, Engine
 
 DAY_HOURS = 24
@@ -94,22 +95,32 @@ def hits(
 
     The latest changes that are not folded are counted, too.
     """
-    kept = select(hit.c.group_id, hit.c.kind, hit.c.value).where(hit.c.group_id.in_(ids))
+    every = _values_hit(ids, ("key", "tenant"))
+    counted = select(every.c.group_id, every.c.kind, func.count())
+    counts = {
+        (name, kind): int(n)
+        for name, kind, n in db.execute(counted.group_by(every.c.group_id, every.c.kind))
+    }
+    versions: dict[str, list[str]] = {}
+    for name, _, value in db.execute(select(_values_hit(ids, ("version",)))):
+        versions.setdefault(name, []).append(value)
+    return counts, versions
+
+
+def _values_hit(ids: Sequence[str], kinds: Sequence[str]) -> Subquery:
+    """Return group, kind and value of everything that was hit, each once."""
+    kept = select(hit.c.group_id, hit.c.kind, hit.c.value).where(
+        hit.c.group_id.in_(ids), hit.c.kind.in_(kinds)
+    )
     recent = select(change).order_by(change.c.seq.desc()).limit(RECENT).subquery()
     columns = {"key": recent.c.key_hash, "tenant": recent.c.tenant, "version": recent.c.version}
     fresh = (
-        select(recent.c.group_id, literal(kind), column).where(
-            recent.c.group_id.in_(ids), column.is_not(None), column != ""
+        select(recent.c.group_id, literal(kind), columns[kind]).where(
+            recent.c.group_id.in_(ids), columns[kind].is_not(None), columns[kind] != ""
         )
-        for kind, column in columns.items()
+        for kind in kinds
     )
-    counts: dict[tuple[str, str], int] = {}
-    versions: dict[str, list[str]] = {}
-    for name, kind, value in db.execute(kept.union(*fresh)):
-        counts[name, kind] = counts.get((name, kind), 0) + 1
-        if kind == "version":
-            versions.setdefault(name, []).append(value)
-    return counts, versions
+    return kept.union(*fresh).subquery()
 
 
 def trends(

@@ -47,7 +47,8 @@ class Origin:
     commutative: bool = False
     """Whether the handler's messages of one key may take effect in any order."""
     retention: float | None = None
-    """Seconds for which a closed message is kept; None: as long as the store says."""
+    """Seconds after its failure from which on a message may go, once it is closed; None: as
+    long after its closing as the store says."""
 
     def __post_init__(self) -> None:
         if self.fields and self.vault is None:
