@@ -15,7 +15,6 @@ from holdfast.dlq.siblings import look_around
 from holdfast.dlq.tally import fold
 from holdfast.dlq.transactions import committed
 from holdfast.dlq.triage import Verdict
-from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +29,11 @@ _LOUD = Which(states=("new", "regressed"))
 
 
 class Alerts:
-    """Tells hooks about groups whose verdict is "alert"; acknowledged and muted ones are quiet.
+    """Tells hooks about problems that wait for a person; acknowledged and muted ones are quiet.
 
-    A group is claimed for two minutes while it is told, so several processes do not all
-    tell it; who dies in between leaves it to the next. A hook that fails is asked again.
+    What is tried again by itself is told once it has used up its retries. A group is claimed
+    for two minutes while it is told, so several processes do not all tell it; who dies in
+    between leaves it to the next. A hook that fails is asked again, the others are not.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class Alerts:
         self._engine = engine
         self._hooks = hooks
         self._clock = clock
+        self._taken: dict[str, set[int]] = {}
+        """The hooks that took the alert of a group while another one did not."""
 
     def run_once(self) -> int:
         """Tell what is to be told now; return how many groups were told to every hook."""
@@ -60,7 +62,7 @@ class Alerts:
         alarming = select(message.c.seq).where(
             message.c.group_id == group.c.group_id,
             message.c.state == PENDING,
-            message.c.verdict == Verdict.ALERT.value,
+            message.c.verdict != Verdict.RETRY.value,
         )
         query = (
             select(group.c.group_id)
@@ -76,13 +78,19 @@ class Alerts:
 
     def _tell(self, one: Group) -> bool:
         alert = alert_of(self._engine, one, clock=self._clock)
-        for hook in self._hooks:
+        taken = self._taken.setdefault(one.group_id, set())
+        for number, hook in enumerate(self._hooks):
+            if number in taken:
+                continue
             try:
                 hook.tell(alert)
-            except HoldfastError as error:
+                taken.add(number)
+            except Exception as error:  # noqa: BLE001 - one hook's trouble is not the others'
                 log.warning("group %s is told again later: %s", one.group_id, error)
-                self._mark(one.group_id, None)
-                return False
+        if len(taken) < len(self._hooks):
+            self._mark(one.group_id, None)
+            return False
+        del self._taken[one.group_id]
         return self._mark(one.group_id, self._clock.now().timestamp())
 
     def _mark(self, name: str, value: float | None, *conditions: Any) -> bool:
@@ -97,17 +105,22 @@ def alert_of(engine: Engine, one: Group, *, clock: Clock = SYSTEM_CLOCK) -> dict
     """Return what hooks are told: the problem, never a payload."""
     with engine.connect() as db:
         around = look_around(db, one.group_id, now=clock.now().timestamp())
+        pending = (message.c.group_id == one.group_id, message.c.state == PENDING)
+        verdicts = sorted(
+            db.execute(select(message.c.verdict).where(*pending).distinct()).scalars()
+        )
     return {
         "group": one.group_id,
         "state": one.state,
         "title": one.title,
         "class": one.kind,
+        "verdicts": verdicts,
         "topic": one.topic,
         "consumer_group": one.consumer_group,
         "handler": one.handler,
         "pending": one.pending,
         "keys": one.keys_text,
-        "tenants": one.tenants,
+        "tenants": one.tenants_text,
         "versions": one.versions,
         "first_seen": one.first_seen,
         "last_seen": one.last_seen,

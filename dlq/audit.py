@@ -164,14 +164,10 @@ def verify(db: Connection) -> Verdict:
     end = db.execute(select(head.c.seq, head.c.hash).where(head.c.name == _CHAIN)).first()
     seq, kept = (0, ORIGIN) if end is None else (end.seq, end.hash)
     previous, expected = ORIGIN, 1
+    rest = select(audit).where(audit.c.seq <= max(seq, last)).order_by(audit.c.seq).limit(_BATCH)
+    query = rest  # from the very first: a row before number 1 was added by somebody else
     while True:
-        batch = db.execute(
-            select(audit)
-            .where(audit.c.seq >= expected, audit.c.seq <= max(seq, last))
-            .order_by(audit.c.seq)
-            .limit(_BATCH)
-        ).mappings()
-        rows = batch.all()
+        rows = db.execute(query).mappings().all()
         for row in rows:
             why = _flaw(dict(row), expected, previous)
             if why:
@@ -179,6 +175,7 @@ def verify(db: Connection) -> Verdict:
             previous, expected = row["hash"], expected + 1
         if len(rows) < _BATCH:
             break
+        query = rest.where(audit.c.seq >= expected)
     if seq != expected - 1 or kept != previous:
         number = min(seq + 1, expected) if seq < expected - 1 else expected
         why = f"the chain ends at row {expected - 1}, but its head says row {seq}"
@@ -193,6 +190,8 @@ def sealed(row: dict[str, Any]) -> str:
 
 
 def _flaw(row: dict[str, Any], expected: int, previous: str) -> str:
+    if row["seq"] < expected:
+        return f"row {row['seq']} was added before row {expected}"
     if row["seq"] != expected:
         return f"row {expected} is missing: row {row['seq']} follows"
     if row["previous"] != previous:

@@ -23,7 +23,7 @@ from holdfast.dlq.letter import (
     dead_letter_id,
     occurrence_id,
 )
-from holdfast.dlq.origin import NOWHERE, Origin, protected
+from holdfast.dlq.origin import NOWHERE, Origin, is_opaque, protected
 from holdfast.dlq.raised import clean, taken_apart, text_of, trace_of, type_name
 from holdfast.dlq.redaction import values_at, without
 from holdfast.errors import DecodeFailed, Remedy
@@ -42,6 +42,7 @@ COUNT_HEADER = "x-replay-count"
 TOPIC_HEADER = "x-replay-topic"
 _MOST_NAME = 255
 _MOST_DIGITS = 10
+_WITHHELD = "(withheld: the payload is not JSON, so what must be hidden cannot be told apart)"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -67,8 +68,7 @@ def capture(
     at = clock.now()
     host = origin.host or _host()
     dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message)
-    hidden = values_at(message.payload, origin.redaction.paths + origin.fields)
-    failure = _failure(error, stage, lambda text: without(origin.redaction.scrub(text), hidden))
+    failure = _failure(error, stage, _scrubber(message, origin))
     seconds = at.timestamp()
     occurrence = Occurrence(
         id=occurrence_id(dlq_id, at, host, lineage.replay_id),
@@ -106,6 +106,14 @@ def capture(
         lineage=lineage,
         governance=governance,
     )
+
+
+def _scrubber(message: Message, origin: Origin) -> Callable[[str], str]:
+    """Return how a text about *message* is rid of what must not be kept."""
+    if is_opaque(message.payload, origin):
+        return lambda _: _WITHHELD
+    hidden = values_at(message.payload, origin.redaction.paths + origin.fields)
+    return lambda text: without(origin.redaction.scrub(text), hidden)
 
 
 def class_of(error: BaseException) -> Class:

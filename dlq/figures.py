@@ -20,10 +20,13 @@ from holdfast.dlq.tally import HOUR, KINDS, OPENING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sqlalchemy import Subquery
     from sqlalchemy.engine import Connection, Engine
 
 DAY_HOURS = 24
-_RECENT = 5_000
+RECENT = 5_000
+"""Changes that are not folded yet in which keys, tenants and versions are looked for."""
+_CHUNK = 500
 
 
 @dataclass(slots=True)
@@ -74,6 +77,17 @@ def unfolded(db: Connection, ids: Sequence[str] | None = None) -> dict[str, Unfo
     return dict(found)
 
 
+def in_order(db: Connection, ids: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
+    """Return the changes of the groups *ids* one by one, as they came."""
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for start in range(0, len(ids), _CHUNK):
+        some = change.c.group_id.in_(ids[start : start + _CHUNK])
+        query = select(change.c.group_id, change.c.kind, change.c.n).where(some)
+        for name, kind, n in db.execute(query.order_by(change.c.seq)):
+            found[name].append((kind, n))
+    return found
+
+
 def hits(
     db: Connection, ids: Sequence[str]
 ) -> tuple[dict[tuple[str, str], int], dict[str, list[str]]]:
@@ -81,22 +95,32 @@ def hits(
 
     The latest changes that are not folded are counted, too.
     """
-    kept = select(hit.c.group_id, hit.c.kind, hit.c.value).where(hit.c.group_id.in_(ids))
-    recent = select(change).order_by(change.c.seq.desc()).limit(_RECENT).subquery()
+    every = _values_hit(ids, ("key", "tenant"))
+    counted = select(every.c.group_id, every.c.kind, func.count())
+    counts = {
+        (name, kind): int(n)
+        for name, kind, n in db.execute(counted.group_by(every.c.group_id, every.c.kind))
+    }
+    versions: dict[str, list[str]] = {}
+    for name, _, value in db.execute(select(_values_hit(ids, ("version",)))):
+        versions.setdefault(name, []).append(value)
+    return counts, versions
+
+
+def _values_hit(ids: Sequence[str], kinds: Sequence[str]) -> Subquery:
+    """Return group, kind and value of everything that was hit, each once."""
+    kept = select(hit.c.group_id, hit.c.kind, hit.c.value).where(
+        hit.c.group_id.in_(ids), hit.c.kind.in_(kinds)
+    )
+    recent = select(change).order_by(change.c.seq.desc()).limit(RECENT).subquery()
     columns = {"key": recent.c.key_hash, "tenant": recent.c.tenant, "version": recent.c.version}
     fresh = (
-        select(recent.c.group_id, literal(kind), column).where(
-            recent.c.group_id.in_(ids), column.is_not(None), column != ""
+        select(recent.c.group_id, literal(kind), columns[kind]).where(
+            recent.c.group_id.in_(ids), columns[kind].is_not(None), columns[kind] != ""
         )
-        for kind, column in columns.items()
+        for kind in kinds
     )
-    counts: dict[tuple[str, str], int] = {}
-    versions: dict[str, list[str]] = {}
-    for name, kind, value in db.execute(kept.union(*fresh)):
-        counts[name, kind] = counts.get((name, kind), 0) + 1
-        if kind == "version":
-            versions.setdefault(name, []).append(value)
-    return counts, versions
+    return kept.union(*fresh).subquery()
 
 
 def trends(

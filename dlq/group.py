@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.dlq.figures import Unfolded, hits, trends
+from holdfast.dlq.figures import RECENT, Unfolded, hits, in_order, trends
 from holdfast.dlq.schema import group
 from holdfast.dlq.tally import KINDS, MOST_HITS, OPENING, state_after
 from holdfast.errors import ConfigurationError
@@ -52,13 +52,23 @@ class Group:
     keys: int = 0
     tenants: int = 0
     versions: tuple[str, ...] = ()
+    at_least: bool = False
+    """Whether more keys, tenants and versions may be hit: not every change was looked at yet."""
     trend: tuple[int, ...] = ()
     """Arrivals in each of the last 24 hours, the current one last."""
 
     @property
     def keys_text(self) -> str:
         """The number of keys hit, as far as they are counted."""
-        return f"{MOST_HITS}+" if self.keys >= MOST_HITS else str(self.keys)
+        return self._counted(self.keys)
+
+    @property
+    def tenants_text(self) -> str:
+        """The number of tenants hit, as far as they are counted."""
+        return self._counted(self.tenants)
+
+    def _counted(self, number: int) -> str:
+        return f"{number}+" if self.at_least or number >= MOST_HITS else str(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +111,32 @@ _PLAIN = (
 _NOTHING = Unfolded()
 
 
-def read_group(row: Any, more: dict[str, Unfolded], now: float) -> Group:
-    """Return the group in *row* with what has changed since."""
+def read_groups(
+    db: Connection, rows: Sequence[Any], more: dict[str, Unfolded], now: float
+) -> list[Group]:
+    """Return the groups in *rows* with what has changed since."""
+    mixed = [row["group_id"] for row in rows if _may_have_closed(row, more)]
+    ordered = in_order(db, mixed) if mixed else {}
+    return [_read(row, more.get(row["group_id"], _NOTHING), ordered, now) for row in rows]
+
+
+def _may_have_closed(row: Any, more: dict[str, Unfolded]) -> bool:
+    """Whether the order of the changes matters: it may have closed before more came."""
     fresh = more.get(row["group_id"], _NOTHING)
+    came = sum(fresh.kinds[kind] for kind in OPENING)
+    return came > 0 and sum(fresh.kinds.values()) - came >= _before(row)
+
+
+def _before(row: Any) -> int:
+    return int(sum(row[k] for k in OPENING) - sum(row[k] for k in KINDS if k not in OPENING))
+
+
+def _read(
+    row: Any, fresh: Unfolded, ordered: dict[str, list[tuple[str, int]]], now: float
+) -> Group:
     sums = {kind: int(row[kind]) + fresh.kinds[kind] for kind in KINDS}
-    before = sum(row[k] for k in OPENING) - sum(row[k] for k in KINDS if k not in OPENING)
-    state = state_after(
-        row["state"], int(before), [pair for pair in fresh.kinds.items() if pair[1]]
-    )
+    changes = ordered.get(row["group_id"], [pair for pair in fresh.kinds.items() if pair[1]])
+    state = state_after(row["state"], _before(row), changes)
     pending = sums["arrived"] + sums["reopened"]
     pending -= sums["confirmed"] + sums["discarded"] + sums["parked"]
     if pending <= 0:
@@ -135,6 +163,7 @@ def adorned(
     """Return *found* with keys, tenants, versions and the trend."""
     ids = [one.group_id for one in found]
     counts, versions = hits(db, ids)
+    many = sum(sum(one.kinds.values()) for one in more.values()) > RECENT
     by_hour = trends(db, ids, more, now)
     return [
         replace(
@@ -142,6 +171,7 @@ def adorned(
             keys=counts.get((one.group_id, "key"), 0),
             tenants=counts.get((one.group_id, "tenant"), 0),
             versions=tuple(sorted(versions.get(one.group_id, []))),
+            at_least=many and one.group_id in more,
             trend=by_hour[one.group_id],
         )
         for one in found

@@ -9,9 +9,10 @@ from sqlalchemy import select, update
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.figures import Unfolded, snapshot, unfolded
-from holdfast.dlq.group import EVERY_OPEN, STATES, Group, Which, adorned, read_group
+from holdfast.dlq.group import EVERY_OPEN, STATES, Group, Which, adorned, read_groups
 from holdfast.dlq.rows import cut, plain
 from holdfast.dlq.schema import group
+from holdfast.dlq.tally import fold
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
 
@@ -64,9 +65,9 @@ class Groups:
         """Return them all, as of the snapshot that *db* sees."""
         now = self._clock.now().timestamp()
         rows = db.execute(select(group).where(*which.where(more))).mappings().all()
-        read = ((row["moved_to"], read_group(row, more, now)) for row in rows)
+        read = zip(rows, read_groups(db, rows, more, now), strict=True)
         # A group that was moved rests, unless a process of the old version still adds to it.
-        found = [one for moved, one in read if moved is None or one.pending]
+        found = [one for row, one in read if row["moved_to"] is None or one.pending]
         found = [one for one in found if one.state in which.states]
         found.sort(key=lambda one: (-one.pending, -one.last_seen, one.group_id))
         return found
@@ -87,7 +88,7 @@ class Groups:
                 ids = ", ".join(row["group_id"] for row in rows)
                 raise NoSuchGroup(f"{name!r} begins several groups ({ids}, …): write more of it")
             more = unfolded(db, [rows[0]["group_id"]])
-            return adorned(db, [read_group(rows[0], more, now)], more, now)[0]
+            return adorned(db, read_groups(db, rows, more, now), more, now)[0]
 
     def acknowledge(self, name: str, warrant: Warrant, *, owner: str | None = None) -> Group:
         """Say that somebody looks after the group; refused when nothing of it is pending."""
@@ -127,6 +128,7 @@ class Groups:
             )
 
     def _act(self, name: str, warrant: Warrant, action: str, values: dict[str, Any]) -> Group:
+        fold(self._engine, clock=self._clock)  # what came before is not to undo what is said now
         found = self.find(name)
 
         def work(db: Connection) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +39,13 @@ class Webhook:
     def __post_init__(self) -> None:
         if not self.url.startswith(_SCHEMES):
             raise ConfigurationError(f"webhook {mask(self.url)!r}: write http:// or https://")
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            known = parts.hostname is not None and (parts.port is None or parts.port > 0)
+        except ValueError:
+            known = False
+        if not known:
+            raise ConfigurationError("the webhook is no address: write http://host:port/path")
         if self.timeout <= 0:
             raise ConfigurationError(f"webhook timeout {self.timeout:g}: use seconds above 0")
 
@@ -51,7 +60,7 @@ class Webhook:
         try:
             with urllib.request.urlopen(request, timeout=self.timeout):  # noqa: S310
                 return
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             raise Transient(f"webhook {mask(self.url)} did not take the alert: {error}") from error

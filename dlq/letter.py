@@ -83,6 +83,15 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the handler was declared so: its messages of a key may take effect in any order."""
 
 
+class Known(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fingerprint of a failure that is not told in full, by the rules of *algorithm*."""
+
+    value: str
+    by: str
+    hints: tuple[str, ...]
+    algorithm: str
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it failed; `chain` has the root cause first, `also` the other members of a group."""
 
@@ -92,6 +101,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     also: tuple[Raised, ...] = ()
     explicit: str | None = None
     trace: str = ""
+    known: Known | None = None
+    """Its fingerprint when it was captured, if frames or texts were left out since."""
 
     @property
     def root(self) -> Raised:

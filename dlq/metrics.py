@@ -27,7 +27,7 @@ class DlqMetrics:
         )
         self.write_failures = Counter(
             "holdfast_dlq_write_failures",
-            "Dead letters that could not be written; their messages were not acknowledged",
+            "Writes of dead letters that failed; without a quarantine nothing was acknowledged",
             ["home"],
             registry=registry,
         )
@@ -55,7 +55,9 @@ class DlqMetrics:
             self.messages.labels(group, topic, kind.value)
 
     def put(self, letter: DeadLetter) -> None:
-        """Count a written letter."""
+        """Count a written letter; one that was collected was counted where it failed."""
+        if letter.origin == "collected":
+            return
         labels = letter.culprit.group, letter.message.topic, letter.failure.kind.value
         self.messages.labels(*labels).inc()
 

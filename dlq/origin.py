@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.dlq.letter import Governance
 from holdfast.dlq.raised import clean
-from holdfast.dlq.redaction import SCRUBBED, Redaction
+from holdfast.dlq.redaction import SCRUBBED, Redaction, within
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Origin:
 
     *tenant*, *entity* and *subject* name the header, or with a leading `$.` the payload
     field, that says whose message it is. *fields* are encrypted by the *vault* with the
-    subject's own key; with that of `(unknown)` in a message that does not say.
+    subject's own key; with that of `(unknown)` in a message that does not say. A payload that
+    is not JSON is encrypted whole, or removed where there are only fields to redact.
     """
 
     service_version: str = ""
@@ -46,7 +47,8 @@ class Origin:
     commutative: bool = False
     """Whether the handler's messages of one key may take effect in any order."""
     retention: float | None = None
-    """Seconds for which a closed message is kept; None: as long as the store says."""
+    """Seconds after its failure from which on a message may go, once it is closed; None: as
+    long after its closing as the store says."""
 
     def __post_init__(self) -> None:
         if self.fields and self.vault is None:
@@ -58,12 +60,25 @@ class Origin:
 NOWHERE = Origin()
 
 
+def is_opaque(payload: bytes | None, origin: Origin) -> bool:
+    """Whether *payload* holds fields to hide that cannot be told apart."""
+    hidden = origin.redaction.paths + origin.fields
+    return within(payload, hidden) != hidden
+
+
 def protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
     """Return *message* as it may be kept, and what was done to it."""
     known = _Fields(message)
     subject = known.find(origin.subject)
-    payload, redacted = origin.redaction.apply(message.payload)
+    payload = message.payload
+    redacted: tuple[str, ...] = ()
     sealed: tuple[str, ...] = ()
+    opaque = is_opaque(payload, origin)
+    if opaque:
+        log.warning("message %s is not JSON, its fields cannot be told apart: all of it is %s",
+                    message.id, "encrypted" if origin.fields else "removed")  # fmt: skip
+    if not (opaque and origin.fields):  # what a key can open is better than nothing
+        payload, redacted = origin.redaction.apply(payload)
     if origin.vault is not None and origin.fields:
         # A message that lacks its subject is just the kind that fails: it has secrets too.
         whose = UNKNOWN if subject is None else subject

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from holdfast.errors import ConfigurationError
+from holdfast.dlq.fields import WHOLE, changed, is_json, parse_path
 from holdfast.urls import mask
 
 REDACTED = "***"
+_STARS = b'"***"'
 _MOST_TEXT = 4_000
-_MOST_VALUES = 200
-_MOST_VALUE = 1_000
+_MOST_VALUES = 2_000
 _LEAST_VALUE = 3  # a shorter one says nothing, and would take half of a text away
+_PART = 16  # of a longer one also the beginning or the end are taken out
 # Bounded repeats: hostile text costs linear time.
 _SECRETS = re.compile(
     r"(?i)(?P<lead>\b[a-z0-9_.-]{0,40}(?:password|passwd|secret|token|api[_-]?key|credential)"
@@ -44,7 +45,8 @@ class Redaction:
 
     A path names fields from the root, parted by dots; `*` stands for any one field or any
     item of a list. The values are gone: such a message can be replayed only after an edit
-    that puts them back. To keep them readable for some, use a `Vault` instead.
+    that puts them back. To keep them readable for some, use a `Vault` instead. A payload that
+    is not JSON is removed whole: nobody can tell its fields apart.
     """
 
     paths: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ class Redaction:
 
     def apply(self, payload: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
         """Return *payload* without the fields, and the paths that were found."""
-        return changed(payload, self.paths, lambda _: REDACTED)
+        return without_fields(payload, self.paths)
 
     def scrub(self, text: str) -> str:
         """Return *text* as it may be kept."""
@@ -68,79 +70,88 @@ SCRUBBED = Redaction()
 """Keeps the payload and takes secrets out of texts."""
 
 
+def without_fields(
+    payload: bytes | None, paths: tuple[str, ...]
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return *payload* with stars at *paths*, and where; all stars if it is not JSON."""
+    return changed(payload, within(payload, paths), lambda _: _STARS)
+
+
+def within(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return *paths*, or the path of the whole *payload* if its fields cannot be told apart."""
+    return (WHOLE,) if paths and payload and not is_json(payload) else paths
+
+
+def redacted_in(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which of the redacted *paths* still lack their values: an edit may fill them."""
+    kept = []
+    for path in paths:
+        found: list[bool] = []
+
+        def look(value: bytes, found: list[bool] = found) -> bytes:
+            found.append(value == _STARS)
+            return value
+
+        changed(payload, (path,), look)
+        if any(found):
+            kept.append(path)
+    return tuple(kept)
+
+
 def values_at(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts of the values at *paths*, the longest first, as an error may quote them."""
+    """Return the values at *paths* in every form that an error may quote, the longest first."""
     found: set[str] = set()
 
-    def note(value: Any) -> Any:
-        waiting = [value]
+    def keep(number: str) -> str:
+        if math.isfinite(value := float(number)):
+            found.update((number, str(value)))
+        return number
+
+    def note(value: bytes) -> bytes:
+        waiting: list[Any] = [json.loads(value, parse_float=keep)]
         while waiting and len(found) < _MOST_VALUES:
             one = waiting.pop()
             if isinstance(one, dict):
                 waiting += one.values()
             elif isinstance(one, list):
                 waiting += one
-            elif isinstance(one, (str, int, float)) and not isinstance(one, bool):
-                found.add(str(one)[:_MOST_VALUE])
+            elif isinstance(one, (str, int)) and not isinstance(one, bool):
+                found.update(_quoted(str(one)))
         return value
 
     changed(payload, paths, note)
     return tuple(sorted((text for text in found if len(text) >= _LEAST_VALUE), key=_longest))
 
 
+def _quoted(text: str) -> set[str]:
+    """Return *text* as it is, as JSON writes it, and as Python writes either within quotes."""
+    written = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    for one in tuple(written):
+        raw = one.encode("utf-8", "surrogatepass")
+        written |= {repr(one)[1:-1], ascii(one)[1:-1], repr(raw)[2:-1]}
+    return written
+
+
 def without(text: str, values: tuple[str, ...]) -> str:
-    """Return *text* with *values* taken out."""
+    """Return *text* with *values* taken out, also where it quotes only an end of a long one."""
     for value in values:
         text = text.replace(value, REDACTED)
+        if len(value) > _PART:
+            text = _without_start(text, value)
+            text = _without_start(text[::-1], value[::-1])[::-1]
+    return text
+
+
+def _without_start(text: str, value: str) -> str:
+    start, at = value[:_PART], 0
+    while (at := text.find(start, at)) >= 0:
+        end = at + _PART
+        while end < len(text) and text[end] == value[end - at : end - at + 1]:
+            end += 1
+        text = text[:at] + REDACTED + text[end:]
+        at += len(REDACTED)
     return text
 
 
 def _longest(text: str) -> tuple[int, str]:
     return -len(text), text
-
-
-def parse_path(path: str) -> tuple[str, ...]:
-    """Return the parts of *path*."""
-    parts = tuple(path.removeprefix("$").strip(".").split("."))
-    if not all(parts):
-        raise ConfigurationError(
-            f"path {path!r}: write field names parted by dots, e.g. card.number"
-        )
-    return parts
-
-
-def changed(
-    payload: bytes | None, paths: tuple[str, ...], change: Any
-) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return *payload* with *change* applied to the values at *paths*, and where it applied.
-
-    Where nothing applies the bytes are the very same. What is not JSON has no fields and
-    passes as it is.
-    """
-    if payload is None or not paths:
-        return payload, ()
-    try:
-        value = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return payload, ()
-    found: list[str] = []
-    for path in paths:
-        value = _at(value, parse_path(path), "", change, found)
-    return (msgspec.json.encode(value), tuple(found)) if found else (payload, ())
-
-
-def _at(value: Any, parts: tuple[str, ...], where: str, change: Any, found: list[str]) -> Any:
-    if not parts:
-        found.append(where.removeprefix("."))
-        return change(value)
-    first, rest = parts[0], parts[1:]
-    if isinstance(value, dict):
-        names = list(value) if first == "*" else [first] if first in value else []
-        for name in names:
-            value[name] = _at(value[name], rest, f"{where}.{name}", change, found)
-    elif isinstance(value, list) and (first == "*" or first.isdecimal()):
-        places = range(len(value)) if first == "*" else [int(first)]
-        for place in places:
-            if place < len(value):
-                value[place] = _at(value[place], rest, f"{where}.{place}", change, found)
-    return value

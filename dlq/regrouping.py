@@ -41,6 +41,10 @@ def regroup(
     did not exist. Batches commit one by one, and a broken-off run is simply run again.
     """
     moved: Counter[tuple[str, str]] = Counter()
+    fold(engine, clock=clock)
+    with engine.connect() as db:
+        columns = (group.c.group_id, group.c.state, group.c.alerted_at)
+        before = {row.group_id: (row.state, row.alerted_at) for row in db.execute(select(*columns))}
     last = 0
     while True:
         work = functools.partial(_batch, after=last, fingerprint=fingerprint, clock=clock)
@@ -50,7 +54,12 @@ def regroup(
         last, pairs = batch
         moved.update(pairs)
     fold(engine, clock=clock)
-    committed(engine, lambda db: _finish(db, moved, warrant, clock), clock=clock)
+
+    def finish(db: Connection) -> None:
+        _keep_states(db, moved, before)
+        _finish(db, moved, warrant, clock)
+
+    committed(engine, finish, clock=clock)
     return dict(moved)
 
 
@@ -112,6 +121,18 @@ def _note_move(db: Connection, old: str, new: str, count: int, now: float) -> No
             kept["state"] = said["state"]
         fresh = (group.c.group_id == new) & group.c.owner.is_(None) & (group.c.state == "new")
         db.execute(update(group).where(fresh).values(**kept))
+
+
+def _keep_states(
+    db: Connection, moved: Counter[tuple[str, str]], before: dict[str, tuple[str, float | None]]
+) -> None:
+    """Have groups that got messages say what was said before: moving is no recurrence."""
+    for (old, new), _ in reversed(moved.most_common()):  # the largest source has the last word
+        state, alerted = before.get(new, before[old])
+        if state != "resolved":
+            looks_new = (group.c.group_id == new) & (group.c.state == "regressed")
+            values = {"state": state, "alerted_at": alerted}
+            db.execute(update(group).where(looks_new).values(**values))
 
 
 def _finish(

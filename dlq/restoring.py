@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from holdfast.dlq.redaction import REDACTED, changed
-from holdfast.dlq.vault import sealed_in
+from holdfast.dlq.redaction import redacted_in
+from holdfast.dlq.vault import is_sealed
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from holdfast.dlq.letter import DeadLetter, Governance
     from holdfast.dlq.vault import Vault
     from holdfast.message import Message
@@ -52,28 +50,17 @@ def opened(payload: bytes | None, governance: Governance, vault: Vault | None) -
 
     `NotReplayable` when that takes a *vault*, `Forgotten` when the subject's key is gone.
     """
-    if not governance.sealed or not (sealed := sealed_in(payload, governance.sealed)):
+    if not governance.sealed or not is_sealed(payload):
         return payload
+    fields = ", ".join(governance.sealed)
     if vault is None:
         raise NotReplayable(
-            f"it has encrypted fields ({', '.join(sealed)}): give the vault's master key, by "
-            "--master-key-file"
+            f"it has encrypted fields ({fields}): give the vault's master key, by --master-key-file"
         )
-    return vault.open(payload, sealed, governance.subject or "")
-
-
-def redacted_in(payload: bytes | None, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the redacted *paths* still lack their values: an edit may fill them."""
-    found: list[bool] = []
-    kept = []
-
-    def look(value: Any) -> Any:
-        found.append(value == REDACTED)
-        return value
-
-    for path in paths:
-        found.clear()
-        changed(payload, (path,), look)
-        if any(found):
-            kept.append(path)
-    return tuple(kept)
+    readable = vault.open(payload, governance.sealed, governance.subject or "")
+    if is_sealed(readable):
+        raise NotReplayable(
+            f"not every encrypted field was found again ({fields}): put the values in with  "
+            "holdfast dlq edit  first, or discard it"
+        )
+    return readable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 PENDING, CONFIRMED, DISCARDED, PARKED = "pending", "confirmed", "discarded", "parked"
 CLOSED = (CONFIRMED, DISCARDED, PARKED)
 _MOST_NUMBER = 2**31 - 1
+_MOST_HINT, _MOST_HINTS = 200, 12
+_WAYS = ("explicit", "stack", "message")
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LAST_MOMENT = 253_402_300_799.0  # in the year 9999
 _occurrences = msgspec.json.Decoder(tuple[Occurrence, ...]).decode
 _pairs = msgspec.json.Decoder(list[tuple[str, str | dict[str, str] | None]]).decode
@@ -57,7 +61,15 @@ _envelope = msgspec.json.Decoder(Envelope).decode
 
 
 def fingerprint_of(failure: Failure) -> rules.Fingerprint:
-    """Return the fingerprint of *failure* by today's rules."""
+    """Return the fingerprint of *failure* by today's rules.
+
+    One that came without all its frames has the fingerprint that it had with them.
+    """
+    known = failure.known
+    if known is not None and known.algorithm == rules.ALGORITHM and _DIGEST.fullmatch(known.value):
+        by = known.by if known.by in _WAYS else "message"
+        hints = tuple(plain(hint[:_MOST_HINT]) for hint in known.hints[:_MOST_HINTS])
+        return rules.Fingerprint(known.value, "", by, hints)
     return rules.fingerprint(
         [_error(raised) for raised in failure.chain],
         explicit=failure.explicit,

@@ -45,7 +45,9 @@ def look_around(
     newest = select(func.max(message.c.last_failed_at)).where(message.c.group_id == group_id)
     until = db.execute(newest).scalar() or now
     recent = (
-        select(message.c.group_id, message.c.key_hash)
+        select(  # what has no key is on its own
+            message.c.group_id, func.coalesce(message.c.key_hash, message.c.dlq_id).label("key")
+        )
         .where(
             message.c.consumer_group == own["consumer_group"],
             message.c.topic == own["topic"],
@@ -58,7 +60,7 @@ def look_around(
     row = db.execute(
         select(
             func.sum(case((is_own, 1), else_=0)),
-            func.count(func.distinct(case((is_own, recent.c.key_hash)))),
+            func.count(func.distinct(case((is_own, recent.c.key)))),
             func.sum(case((is_own, 0), else_=1)),
         )
     ).one()

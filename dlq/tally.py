@@ -194,10 +194,15 @@ def _update_hits(db: Connection, sums: dict[str, _Sum]) -> None:
     counted = _hits_so_far(db, sorted(sums))
     rows = []
     for name in sorted(sums):
-        for kind, value in sorted(sums[name].hits):
-            if counted[name, kind] < MOST_HITS:
-                counted[name, kind] += 1
-                rows.append({"group_id": name, "kind": kind, "value": value})
+        for kind in sorted({kind for kind, _ in sums[name].hits}):
+            values = sorted(value for one, value in sums[name].hits if one == kind)
+            room = MOST_HITS - counted[name, kind]
+            if len(values) > room > 0:  # which of them are counted already?
+                known = select(hit.c.value).where(hit.c.group_id == name, hit.c.kind == kind)
+                values = sorted(set(values).difference(db.execute(known).scalars()))
+            rows += [
+                {"group_id": name, "kind": kind, "value": one} for one in values[: max(room, 0)]
+            ]
     if rows:
         db.execute(insert_ignoring(db, hit), rows)
 

@@ -2,9 +2,9 @@
 
 Each subject has a random AES-256 key, wrapped by the master key and kept in the database.
 A sealed field is replaced by the text `sealed:v1:<base64>`; everything else of the payload
-stays readable. `forget` deletes the key: every copy of the fields, in the store, in topics,
-in backups of them, is noise from then on. A subject that comes back later gets another key,
-for messages that are newer than that.
+stays readable, to the byte. A payload that is not JSON is sealed whole. `forget` deletes the
+key: every copy of the fields, in the store, in topics, in backups of them, is noise from then
+on. A subject that comes back later gets another key, for messages that are newer than that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
-from holdfast.dlq.redaction import changed
+from holdfast.dlq.fields import changed
+from holdfast.dlq.redaction import within, without_fields
 from holdfast.dlq.rows import cut
 from holdfast.dlq.schema import subject_key
 from holdfast.dlq.store import insert_ignoring
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 MARK: Final = "sealed:v1:"
-MASKED: Final = "***"
+_SEAL = b'"' + MARK.encode()
 _NONCE = 12
 _KEY_BYTES = 32
 
@@ -75,20 +75,20 @@ class Vault:
     ) -> tuple[bytes | None, tuple[str, ...]]:
         """Return *payload* with the fields at *paths* encrypted, and where they are.
 
+        All of it is encrypted if it is not JSON: its fields cannot be told apart.
         `Forgotten` if the subject was, unless the message was *made* later: then it came back.
         """
         if payload is None:
             return payload, ()
         key: list[Any] = []
 
-        def hide(value: Any) -> str:
+        def hide(value: bytes) -> bytes:
             if not key:
                 key.append(self._aead.AESGCM(self._key_for(subject, made)))
             nonce = self._entropy(_NONCE)
-            text = key[0].encrypt(nonce, msgspec.json.encode(value), subject.encode())
-            return MARK + b64encode(nonce + text).decode()
+            return _SEAL + b64encode(nonce + key[0].encrypt(nonce, value, subject.encode())) + b'"'
 
-        return changed(payload, paths, hide)
+        return changed(payload, within(payload, paths), hide)
 
     def seal_or_remove(
         self, payload: bytes | None, paths: tuple[str, ...], subject: str, *, made: datetime
@@ -97,7 +97,7 @@ class Vault:
         try:
             return *self.seal(payload, paths, subject, made=made), ()
         except Forgotten:
-            bare, gone = changed(payload, paths, lambda _: MASKED)
+            bare, gone = without_fields(payload, paths)
             return bare, (), gone
 
     def open(self, payload: bytes | None, paths: tuple[str, ...], subject: str) -> bytes | None:
@@ -108,25 +108,26 @@ class Vault:
         """
         key: list[Any] = []
 
-        def show(value: Any) -> Any:
-            if not _is_sealed(value):
+        def show(value: bytes) -> bytes:
+            if not value.startswith(_SEAL):
                 return value
             if not key:
                 key.append(self._aead.AESGCM(self._known_key(subject)))
             try:
-                packed = b64decode(value[len(MARK) :], validate=True)
+                packed = b64decode(value[len(_SEAL) : -1], validate=True)
             except ValueError as error:
                 raise ConfigurationError(
                     "a sealed field was changed: edit it and put its value there in full"
                 ) from error
             try:
-                return msgspec.json.decode(self._decrypted(key[0], packed, subject))
+                return self._decrypted(key[0], packed, subject)
             except ConfigurationError:
                 if self._row(subject).forgotten_at is not None:
                     raise _forgotten() from None  # this key is the one that it got later
                 raise
 
-        return changed(payload, paths, show)[0]
+        # What was sealed last is opened first: one field may be within another.
+        return changed(payload, paths[::-1], show)[0]
 
     def forget(self, subject: str, warrant: Warrant) -> bool:
         """Delete the key of *subject*; return whether there was one."""
@@ -207,22 +208,11 @@ def _forgotten() -> Forgotten:
     )
 
 
-def sealed_in(payload: bytes | None, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which of *paths* still hold a sealed field: an edit may have replaced it."""
-    found: list[bool] = []
-    kept = []
-    for path in paths:
-        found.clear()
-        changed(payload, (path,), lambda value: found.append(_is_sealed(value)))
-        if any(found):
-            kept.append(path)
-    return tuple(kept)
-
-
-def _is_sealed(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(MARK)
+def is_sealed(payload: bytes | None) -> bool:
+    """Whether anything in *payload* is sealed."""
+    return payload is not None and _SEAL in payload
 
 
 def masked(payload: bytes | None, paths: tuple[str, ...]) -> bytes | None:
     """Return *payload* as people may see it: sealed fields show stars. Never send this on."""
-    return changed(payload, paths, lambda _: MASKED)[0]
+    return without_fields(payload, paths)[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.dlq.fields import pattern
 from holdfast.dlq.letter import (
     SCHEMA_VERSION,
     Class,
@@ -20,13 +21,14 @@ from holdfast.dlq.letter import (
     Failure,
     Governance,
     History,
+    Known,
     Lineage,
     Raised,
     Stage,
     dead_letter_id,
     dlq_topic,
 )
-from holdfast.dlq.rows import plain
+from holdfast.dlq.rows import fingerprint_of, plain
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
 
@@ -40,6 +42,7 @@ MOST_BYTES: Final = 16_384
 _LEAST_BYTES = 2_048
 _MOST_NAME = 200
 _MOST_ID = 36
+_MOST_HINTS = 8
 _MOST_SEALED = 500  # characters
 
 
@@ -185,7 +188,11 @@ def _smaller(wire: Wire, step: int) -> Wire:
     if step >= 1:
         failure = change(failure, trace="")
     if step >= 2:
-        failure = change(failure, also=(), chain=tuple(_fewer(r, 12) for r in failure.chain))
+        # What is left may look like another problem: the fingerprint of the whole goes along.
+        known = _known(failure, hints=step < 4)
+        failure = change(
+            failure, known=known, also=(), chain=tuple(_fewer(r, 12) for r in failure.chain)
+        )
         history = change(history, failures=history.failures[-3:])
     if step >= 3:
         chain = failure.chain if len(failure.chain) < 3 else (failure.chain[0], failure.chain[-1])
@@ -203,6 +210,12 @@ def _smaller(wire: Wire, step: int) -> Wire:
     return change(wire, failure=failure, history=history)
 
 
+def _known(failure: Failure, *, hints: bool) -> Known:
+    found = fingerprint_of(failure)
+    said = tuple(hint[:_MOST_NAME] for hint in found.hints[:_MOST_HINTS]) if hints else ()
+    return Known(found.value, found.by, said, found.algorithm)
+
+
 def _fewer(raised: Raised, frames: int, text: int = 500) -> Raised:
     kept = raised.frames[-frames:] if frames else ()
     return Raised(type=raised.type[:_MOST_NAME], text=raised.text[:text], frames=kept)
@@ -218,11 +231,9 @@ def _needed(governance: Governance) -> Governance:
     Sealed paths become patterns, which name at least as much; where those are too many as
     well the message counts as not replayable, for its fields could not be opened.
     """
-    patterns = {
-        ".".join("*" if part.isdecimal() else part for part in path.split("."))
-        for path in governance.sealed
-    }
-    sealed = tuple(sorted(patterns)) if sum(map(len, patterns)) <= _MOST_SEALED else ()
+    patterns = sorted(map(pattern, governance.sealed), key=len, reverse=True)  # the inner first
+    patterns = list(dict.fromkeys(patterns))
+    sealed = tuple(patterns) if sum(map(len, patterns)) <= _MOST_SEALED else ()
     lost = governance.redacted or (governance.sealed and not sealed)
     return Governance(
         subject=governance.subject,

@@ -1,6 +1,6 @@
 """`holdfast dlq alerts`: what nobody knows yet is told, once or every so often."""
 
-import contextlib
+import logging
 import shlex
 import threading
 from typing import Annotated
@@ -16,6 +16,8 @@ from holdfast.cli.stopping import stopped_by_signals
 from holdfast.dlq.alerts import Alerts
 from holdfast.dlq.hooks import Command, Hook, Webhook
 from holdfast.errors import ConfigurationError, DependencyDown
+
+log = logging.getLogger("holdfast.dlq")
 
 
 def alerts(
@@ -34,7 +36,11 @@ def alerts(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell each new or returned problem once, to a webhook or a command."""
+    """Tell each new or returned problem once, to a webhook or a command.
+
+    Problems that are tried again by themselves are told once their retries are used up,
+    acknowledged and muted ones not at all. The alert's "verdicts" say what the triage thinks.
+    """
     hooks: list[Hook] = [Webhook(url) for url in webhook or ()]
     hooks += [Command(shlex.split(text)) for text in run or ()]
     if not hooks:
@@ -48,10 +54,12 @@ def alerts(
 
 
 def _again_and_again(engine: Engine, hooks: list[Hook], every: float) -> int:
-    stop, told = threading.Event(), 0
+    stop, told, teller = threading.Event(), 0, Alerts(engine, hooks)
     with stopped_by_signals(stop.set, drain_seconds=30):
         while not stop.is_set():
-            with contextlib.suppress(DependencyDown):  # it comes back
-                told += Alerts(engine, hooks).run_once()
+            try:
+                told += teller.run_once()
+            except DependencyDown as error:
+                log.error("nothing can be told until it comes back: %s", error)  # noqa: TRY400
             stop.wait(every)
     return told

@@ -168,7 +168,7 @@ def _show_group(group: Group) -> None:
     say(f"  {group.consumer_group} on {group.topic}, handler {group.handler}")
     say(f"  pending {group.pending:,} of {group.total:,}; confirmed {group.confirmed:,}, "
         f"discarded {group.discarded:,}, parked {group.parked:,}")  # fmt: skip
-    say(f"  hits {group.keys_text} keys, {group.tenants} tenants; "
+    say(f"  hits {group.keys_text} keys, {group.tenants_text} tenants; "
         f"versions {', '.join(group.versions) or 'unknown'}")  # fmt: skip
     say(f"  first {when(group.first_seen)}, last {ago(group.last_seen, now)}  "
         f"24 h {sparkline(group.trend)}")  # fmt: skip

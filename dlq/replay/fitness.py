@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import and_, select
 
 from holdfast.dlq.letter import SCHEMA_VERSION
-from holdfast.dlq.restoring import redacted_in
+from holdfast.dlq.redaction import redacted_in
 from holdfast.dlq.rows import Envelope
 from holdfast.dlq.schema import message, revision
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from holdfast.dlq.redaction import changed
+from holdfast.dlq.fields import changed
+from holdfast.dlq.redaction import within
 from holdfast.dlq.rows import cut
 from holdfast.dlq.schema import subject_key
-from holdfast.dlq.vault import MARK
+from holdfast.dlq.vault import is_sealed
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,13 +41,18 @@ class Secrets:
         New values of encrypted fields are encrypted too, which takes the vault. Only those
         of a subject that was forgotten are not: there is no key any more.
         """
+        if within(payload, governance.sealed) != governance.sealed:
+            raise ConfigurationError(
+                "the new payload is not JSON, so its encrypted fields cannot be told apart: give "
+                "JSON, or discard the message"
+            )
         old = _values(before, governance.sealed)
         new = _values(payload, governance.sealed)
         fresh = [path for path in new if path not in old or new[path] != old[path]]
         if not fresh:
             return payload
         for path in fresh:
-            if isinstance(new[path], str) and new[path].startswith(MARK):
+            if is_sealed(new[path]):
                 raise ConfigurationError(
                     f"the encrypted field {path} was changed: leave it as it is, or put its new "
                     "value there in full"
@@ -67,11 +73,11 @@ class Secrets:
         return row is not None and row.wrapped is None
 
 
-def _values(payload: bytes | None, paths: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values at *paths* by their place."""
-    found: list[Any] = []
+def _values(payload: bytes | None, paths: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the values at *paths* by their place, as they are written."""
+    found: list[bytes] = []
 
-    def look(value: Any) -> Any:
+    def look(value: bytes) -> bytes:
         found.append(value)
         return value
 

@@ -122,9 +122,9 @@ def test_encrypted_fields_are_shown_as_stars(desk: Desk) -> None:
     made = desk.seal(1)
     said = desk.run("show", made).stdout
     assert "encrypted for c-1: name" in said
-    assert '"name":"***"' in said
+    assert '"name": "***"' in said
     found = desk.json("show", made)["letter"]
-    assert '"name":"***"' in found["payload"]["text"]
+    assert '"name": "***"' in found["payload"]["text"]
     assert found["encrypted"] == ["name"]
     for output in (said, json.dumps(found)):
         assert MARK not in output

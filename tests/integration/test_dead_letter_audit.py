@@ -64,6 +64,16 @@ def test_a_changed_row_is_found(engine: Engine, column: str) -> None:
     assert "changed" in verdict.why
 
 
+@pytest.mark.parametrize("seq", [0, -7])
+def test_a_row_before_the_first_is_found(engine: Engine, seq: int) -> None:
+    """It would be shown in the trail, so it must not pass."""
+    with engine.begin() as db:
+        row = dict(db.execute(select(audit).where(audit.c.seq == 1)).mappings().one())
+        db.execute(insert(audit), {**row, "seq": seq})
+    with engine.connect() as db:
+        assert "added" in verify(db).why
+
+
 def test_a_row_that_was_changed_and_sealed_again_is_found(engine: Engine) -> None:
     """The next row still holds the old hash."""
     from holdfast.dlq.audit import sealed

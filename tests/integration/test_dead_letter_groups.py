@@ -143,6 +143,47 @@ def test_a_group_closes_by_itself_and_comes_back_as_regressed(engine: Engine, fo
     assert (back.group_id, back.state, back.pending) == (name, "regressed", 1)
 
 
+def test_a_recurrence_is_seen_before_a_fold_and_what_is_said_of_it_stays(engine: Engine) -> None:
+    """An acknowledged problem that closed and came back is regressed, until somebody says more."""
+    home, groups, clock = StoreHome(engine), Groups(engine), VirtualClock()
+    first = letter(1, clock=clock)
+    home.put(first)
+    name = groups.listed()[0].group_id
+    groups.acknowledge(name, WARRANT)
+    with engine.begin() as db:
+        close(db, [first.dlq_id], "discarded", actor="ada", reason="test data")
+    home.put(letter(2, clock=clock))
+    assert groups.find(name).state == "regressed"
+    assert groups.acknowledge(name, WARRANT).state == "acknowledged"
+    fold(engine)
+    assert groups.find(name).state == "acknowledged"
+
+
+def test_values_that_are_known_take_no_room_of_new_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is one of different values, however often each of them comes."""
+    monkeypatch.setattr("holdfast.dlq.tally.MOST_HITS", 8)
+    home = StoreHome(engine)
+    for numbers in (range(5), range(8), range(10)):
+        home.put_all([letter(100 * len(numbers) + n, key=f"k{n}") for n in numbers])
+        fold(engine)
+    assert Groups(engine).listed()[0].keys == 8
+
+
+def test_figures_that_are_not_complete_say_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a burst not every change is looked at for keys and tenants."""
+    StoreHome(engine).put_all([letter(n) for n in range(6)])
+    assert Groups(engine).listed()[0].keys_text == "6"
+    monkeypatch.setattr("holdfast.dlq.figures.RECENT", 4)
+    monkeypatch.setattr("holdfast.dlq.group.RECENT", 4)
+    assert Groups(engine).listed()[0].keys_text == "4+"
+    fold(engine)
+    assert Groups(engine).listed()[0].keys_text == "6"
+
+
 def test_what_was_said_about_a_group_is_kept_and_audited(engine: Engine) -> None:
     """Owner, note and mute stand with the group; the mute ends by itself."""
     clock = VirtualClock()

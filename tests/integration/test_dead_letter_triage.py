@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -210,6 +212,92 @@ def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
     assert regroup(engine, WARRANT, fingerprint=coarse) == {}
     home.put(letter(50, RuntimeError("odd")))  # by a process of the old version
     assert {one.pending for one in groups.listed()} == {5, 1}
+
+
+@pytest.mark.parametrize("said", ["acknowledged", "new"])
+def test_moving_messages_is_no_recurrence(engine: Engine, said: str) -> None:
+    """A closed message ahead of pending ones does not make the new group a regressed one."""
+    home, groups = StoreHome(engine), Groups(engine)
+    closed = letter(1)
+    home.put(closed)
+    with engine.begin() as db:
+        close(db, [closed.dlq_id], "discarded", actor="ada", reason="x")
+    home.put_all([letter(n) for n in range(2, 5)])
+    fold(engine)
+    with engine.begin() as db:  # as it was before anything was closed
+        db.execute(update(group).values(state=said, alerted_at=7.0))
+    regroup(engine, WARRANT, fingerprint=coarse)
+    (one,) = groups.listed()
+    assert (one.state, one.pending, one.discarded) == (said, 3, 1)
+    assert Alerts(engine, [Told()]).run_once() == 0
+
+
+class Told:
+    """A hook that keeps what it is told, and can be away."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+        self.away: BaseException | None = None
+
+    def tell(self, alert: dict[str, Any]) -> None:
+        """Take *alert*, or fail as hooks of others do."""
+        if self.away is not None:
+            raise self.away
+        self.groups.append(alert["verdicts"])
+
+
+def test_a_hook_that_is_away_repeats_nothing_to_the_others(engine: Engine) -> None:
+    """Whatever it raises; each hears of the problem once."""
+    StoreHome(engine).put(letter(1, RuntimeError("odd")))
+    well, ill = Told(), Told()
+    ill.away = http.client.BadStatusLine("?")
+    teller = Alerts(engine, [ill, well])
+    assert [teller.run_once(), teller.run_once()] == [0, 0]
+    assert well.groups == [["alert"]]
+    ill.away = None
+    assert [teller.run_once(), teller.run_once()] == [1, 0]
+    assert (len(well.groups), len(ill.groups)) == (1, 1)
+
+
+def test_whatever_waits_for_a_person_is_told(engine: Engine) -> None:
+    """A storm of bad data or a bug too; only what is tried again by itself is not."""
+    home = StoreHome(engine)
+    home.put(letter(1, KeyError("x")))
+    home.put(letter(2, DecodeFailed("bad", "$.total")))
+    home.put(letter(3, TimeoutError("slow")))
+    told = Told()
+    assert Alerts(engine, [told]).run_once() == 2
+    assert sorted(told.groups) == [["hold for code"], ["hold for data"]]
+
+
+def test_an_answer_that_is_not_http_is_a_refusal() -> None:
+    """It is translated, as every other fault of a webhook."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        peer, _ = server.accept()
+        with peer:
+            peer.recv(65536)
+            peer.sendall(b"nonsense\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(Transient, match="did not take"):
+        Webhook(f"http://127.0.0.1:{server.getsockname()[1]}").tell({})
+    thread.join()
+    server.close()
+    for broken in ("http://[::1/", "http://host:port/", "http://"):
+        with pytest.raises(ConfigurationError, match="is no address"):
+            Webhook(broken)
+
+
+def test_an_outage_without_keys_is_not_taken_for_bad_data(engine: Engine) -> None:
+    """Each message without a key stands for itself."""
+    StoreHome(engine).put_all([letter(n, TimeoutError("slow"), key=None) for n in range(20)])
+    name = Groups(engine).listed()[0].group_id
+    with engine.connect() as db:
+        around = look_around(db, name, now=0.0)
+    assert (around.verdict, around.keys) == ("dependency", 20)
 
 
 def test_a_webhook_gets_the_alert_as_json() -> None:

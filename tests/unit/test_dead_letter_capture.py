@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from holdfast.dlq import Origin, Redaction, capture
@@ -181,18 +183,30 @@ def test_fields_are_redacted_by_path_and_the_message_is_then_not_replayable() ->
     origin = Origin(redaction=Redaction(paths=("card.number", "items.*.pin", "absent")))
     letter = caught(ValueError(), message, origin=origin)
     assert b"4111" not in (letter.message.payload or b"")
-    assert b'"name":"A"' in (letter.message.payload or b"")
+    assert b'"name": "A"}, "items"' in (letter.message.payload or b"")
     assert letter.governance.redacted == ("card.number", "items.0.pin", "items.1.pin")
     assert not letter.is_replayable
     assert letter.dlq_id == caught(ValueError(), message).dlq_id
 
 
 def test_without_a_match_the_bytes_are_the_very_same() -> None:
-    """Redaction does not reformat what it does not touch, nor what is no JSON."""
+    """Redaction does not reformat what it does not touch."""
     origin = Origin(redaction=Redaction(paths=("card",)))
-    for body in (b'{ "n" : 1 }', b"\xff\xfe", b"", b"[1]", b"{", None):
+    for body in (b'{ "n" : 1 }', b"", b"[1]", b'"card"', None):
         message = Message.new("orders", body)
         assert caught(ValueError(), message, origin=origin).message.payload == body
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe4111", b'{"card": "4111', b"[" * 5_000 + b"4111"])
+def test_a_payload_whose_fields_cannot_be_told_apart_is_removed_whole(body: bytes) -> None:
+    """With what the error says of it; without fields to redact nothing is touched."""
+    message = Message.new("orders", body)
+    letter = caught(
+        ValueError("at 4111"), message, origin=Origin(redaction=Redaction(paths=("card",)))
+    )
+    assert letter.governance.redacted == ("$",)
+    assert "4111" not in repr(letter)
+    assert caught(ValueError("at 4111"), message).message.payload == body
 
 
 def test_tenant_entity_and_subject_come_from_headers_or_fields() -> None:
@@ -234,7 +248,7 @@ def test_an_error_may_say_its_own_fingerprint() -> None:
     assert fingerprint_of(caught(error).failure).by == "explicit"
 
 
-@pytest.mark.parametrize("path", ["", ".", "a..b"])
+@pytest.mark.parametrize("path", ["", ".", "a..b", "a.", "a\\"])
 def test_a_bad_path_is_refused(path: str) -> None:
     """When the redaction is made, not when the first message fails."""
     with pytest.raises(ConfigurationError, match="parted by dots"):
@@ -271,3 +285,16 @@ def test_what_is_kept_out_of_the_payload_is_kept_out_of_the_text() -> None:
     assert "Lovelace" not in said
     assert "4111222233334444" not in said
     assert kept.failure.root.text == "cannot bill *** with ***, step 1"
+
+
+def test_a_value_is_taken_out_of_the_text_in_every_form() -> None:
+    """As Python, JSON or bytes write it, cut short by whoever quotes it, and however long."""
+    name, long = 'Jürgen "M" Müller', "s3cr" * 2_000
+    made = Message.new("orders", json.dumps({"name": name, "long": long, "sum": 1.10}).encode())
+    origin = Origin(redaction=Redaction(paths=("name", "long", "sum")))
+    quotes = [name, repr(name), ascii(name), repr(made.payload), json.dumps(name), long, long[:50]]
+    for quote in (*quotes, f"{long[:25]}...{long[-24:]}", "sum 1.1"):
+        kept = caught(ValueError(f"bad: {quote} end"), made, origin=origin).failure.root.text
+        assert kept.startswith("bad: ")
+        for part in ("rgen", "ller", "s3crs3cr", "1.1"):
+            assert part not in kept, (quote, kept)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from holdfast.dlq import Origin
 from holdfast.dlq.export import from_json, to_json
 from holdfast.dlq.imported import imported, is_foreign
-from holdfast.dlq.letter import Class, Stage
+from holdfast.dlq.letter import Class, Frame, Known, Raised, Stage
+from holdfast.dlq.rows import fingerprint_of
+from holdfast.dlq.rules import ALGORITHM
 from holdfast.dlq.wire import ENVELOPE, from_topic, packed, to_topic
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
@@ -52,6 +54,28 @@ def test_whatever_the_limit_the_envelope_fits_and_can_be_read(
     assert read.culprit.handler == "shop.bill"
     assert read.message == sent.message
     assert read.failure.root.type == sent.failure.root.type
+    assert fingerprint_of(read.failure).value == fingerprint_of(sent.failure).value
+
+
+@pytest.mark.parametrize("most", [2048, 4096, 8192, 16384])
+def test_one_problem_stays_one_group_however_small_its_envelope(most: int) -> None:
+    """Frames are left out for room; the fingerprint is that of all of them."""
+    chain = tuple(
+        Raised(
+            type=f"E{n}",
+            text="x" * 400,
+            frames=(Frame("shop", "bill", 1, True), *[Frame("lib" * 20, "call" * 10, 1)] * 40),
+        )
+        for n in range(3)
+    )
+    sent = letter()
+    sent = msgspec.structs.replace(sent, failure=msgspec.structs.replace(sent.failure, chain=chain))
+    read = from_topic(to_topic(sent, most=most))
+    assert read.failure.chain != chain
+    found = fingerprint_of(read.failure)
+    assert (found.value, found.by) == (fingerprint_of(sent.failure).value, "stack")
+    lied = msgspec.structs.replace(read.failure, known=Known("../..", "me", ("h",), ALGORITHM))
+    assert fingerprint_of(lied).by == "message"
 
 
 def test_an_envelope_of_a_newer_version_is_kept_and_flagged() -> None:
