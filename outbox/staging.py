@@ -69,8 +69,9 @@ class Outbox:
         """Stage *event*; it is published if and only if the caller's transaction commits.
 
         Options are those of `Event`: key=, type=, headers=, delay=. An event that cannot be
-        encoded fails here, in the caller, before the commit. For an `AsyncSession` or
-        `AsyncConnection` the result is to be awaited.
+        encoded fails here, in the caller, before the commit. A session is flushed first, so
+        that the rows it changed are locked before the event is numbered. For an
+        `AsyncSession` or `AsyncConnection` the result is to be awaited.
         """
         staged = self.add_all(session, [event_of(event, topic, options)])
         if inspect.isawaitable(staged):
@@ -137,8 +138,7 @@ class _Work:
 
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
-        is_session = hasattr(session, "get_bind")
-        db: Connection = session.connection(bind_arguments=_BOUND) if is_session else session
+        db = _flushed(session) if hasattr(session, "get_bind") else session
         dialect = db.dialect.name
         require_transaction(db)
         rows = [values(message) for message in self.messages]
@@ -156,6 +156,18 @@ class _Work:
                 if delay is not None
             ]
             db.execute(insert(delayed), later)
+
+
+def _flushed(session: Session) -> Connection:
+    """Return the session's connection, with what the caller changed already sent to it.
+
+    The lock of a changed row is then held before its event gets a number; a flush at the
+    commit would come too late for that. Within a flush, as in a session's event hooks, there
+    is nothing to be done.
+    """
+    if not session._flushing:  # nothing public tells, and flush() would raise
+        session.flush()
+    return session.connection(bind_arguments=_BOUND)
 
 
 def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, insert, select
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from holdfast import ConfigurationError, InvalidMessage, Message, handling
 from holdfast.database import open_database
@@ -32,6 +44,16 @@ if TYPE_CHECKING:
 
 tables = MetaData()
 orders = Table("staged_orders", tables, Column("id", Integer, primary_key=True))
+
+
+class Base(DeclarativeBase):
+    metadata = tables
+
+
+class Shipment(Base):
+    __tablename__ = "staged_shipments"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str | None] = mapped_column(String(20))
 
 
 class OrderPlaced(msgspec.Struct):
@@ -232,6 +254,75 @@ def test_ordered_writers_of_a_key_take_turns(postgres: Postgres) -> None:
     engine.dispose()
 
 
+@contextmanager
+def statements_of(engine: Engine) -> Iterator[list[str]]:
+    """Collect the first words of what is sent to the database, and how many rows they bring."""
+    sent: list[str] = []
+
+    def note(
+        _db: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
+    ) -> None:
+        times = len(parameters) if many else 1
+        sent.extend([" ".join(statement.split()[:3])] * times)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def test_what_a_session_changed_is_written_before_its_event(engine: Engine) -> None:
+    """The row is locked before the event gets its number, although the commit would flush."""
+    with Session(engine) as session, session.begin():
+        session.add(Shipment(id=1))
+    with Session(engine) as session, session.begin():
+        session.get_one(Shipment, 1).status = "sent"
+        with statements_of(engine) as sent:
+            Outbox().add(session, {}, topic="t", key="1")
+    assert [words.split()[0] for words in sent] == ["UPDATE", "INSERT"]
+
+
+def test_an_event_may_be_added_by_a_hook_of_the_session(engine: Engine) -> None:
+    """During a flush there is nothing to flush; the event goes in after what was written."""
+    with Session(engine) as session, session.begin():
+        event.listen(
+            session, "after_flush", lambda session, _: Outbox().add(session, {}, topic="t")
+        )
+        session.add(Shipment(id=1))
+        with statements_of(engine) as sent:
+            session.flush()
+    tables = [words.split()[2] for words in sent if words.startswith("INSERT")]
+    assert tables == ["staged_shipments", "holdfast_outbox"]
+
+
+def test_writers_through_the_orm_take_turns_by_the_row_they_change(postgres: Postgres) -> None:
+    """The order of events is the order of commits, though both sessions flush at the commit."""
+    engine = open_database(postgres.database("staging_orm"))
+    create_tables(engine)
+    tables.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Shipment(id=1))
+
+    def ship(session: Session, status: str) -> None:
+        session.get_one(Shipment, 1).status = status
+        Outbox().add(session, status, topic="t", key="1")
+
+    def second() -> None:
+        with Session(engine) as session, session.begin():
+            ship(session, "second")
+
+    thread = threading.Thread(target=second)
+    with Session(engine) as session, session.begin():
+        ship(session, "first")
+        thread.start()
+        wait_until(lambda: _waits_for_a_lock(postgres) or not thread.is_alive())
+    thread.join(30)
+    with Session(engine) as session:
+        events = session.scalars(select(outbox.c.payload).order_by(outbox.c.seq)).all()
+        assert session.get_one(Shipment, 1).status == "second"
+    assert [bytes(payload) for payload in events] == [b"first", b"second"]
+    engine.dispose()
+
+
 def _waits_for_a_lock(postgres: Postgres) -> bool:
     engine = open_database(postgres.url)
     with engine.connect() as db:
@@ -299,9 +390,15 @@ def test_async_sessions_and_connections_are_awaited(postgres: Postgres) -> None:
     """The same call serves both colours."""
     url = postgres.database("staging_async")
     create_tables(sync := open_database(url))
+    tables.create_all(sync)
 
     async def work() -> None:
         engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+            session.add(Shipment(id=1))
+            with statements_of(engine.sync_engine) as sent:
+                await Outbox().add(session, {}, topic="t")
+            assert [words.split()[2] for words in sent] == ["staged_shipments", "holdfast_outbox"]
         async with AsyncSession(engine) as session, session.begin():
             message = await Outbox().add(session, {"n": 1}, topic="t", key="k")
             assert message.topic == "t"
