@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
@@ -68,7 +69,7 @@ class Delays:
         )
         rows = db.execute(due).mappings().all()
         if rows:
-            db.execute(insert(outbox), [_dated(row) for row in rows])
+            insert_all(db, outbox, [_dated(row) for row in rows])
             db.execute(delete(delayed).where(delayed.c.seq.in_([row["seq"] for row in rows])))
         return len(rows)
 

@@ -13,6 +13,7 @@ from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
+from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
@@ -147,7 +148,7 @@ class _Work:
         delays = [event.delay_seconds for event in self.events]
         now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
         if now:
-            db.execute(insert(outbox), now)
+            insert_all(db, outbox, now)
         if len(now) < len(rows):
             clock = float(db.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one())
             later = [
@@ -155,7 +156,7 @@ class _Work:
                 for row, delay in zip(rows, delays, strict=True)
                 if delay is not None
             ]
-            db.execute(insert(delayed), later)
+            insert_all(db, delayed, later)
 
 
 def _flushed(session: Session) -> Connection:

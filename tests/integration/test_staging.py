@@ -35,10 +35,10 @@ from holdfast.outbox.schema import SHARDS, delayed, outbox
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
     from tests.servers import MariaDB, Postgres
 
@@ -201,13 +201,74 @@ def test_the_current_span_is_stored_with_the_event(engine: Engine) -> None:
     assert headers["ce_traceparent"] == message.traceparent
 
 
-def test_many_events_are_staged_by_one_statement_in_their_order(engine: Engine) -> None:
-    """A batch keeps its order, and shares the transaction."""
-    with Session(engine) as session, session.begin():
-        Outbox().add_all(session, [Event(body=[n], topic="t", key=7) for n in range(500)])
+@pytest.mark.parametrize("delay", [None, 60.0])
+def test_many_events_are_staged_by_one_statement_in_their_order(
+    engine: Engine, delay: float | None
+) -> None:
+    """A batch keeps its order, and the database itself counts a single INSERT."""
+    table = outbox if delay is None else delayed
+    events = [Event(body=[n], topic="t", key=7, delay=delay) for n in range(500)]
+    with engine.begin() as db, inserts_counted(db, table.name) as counted:
+        Outbox().add_all(db, events)
+        assert counted() == 1
     with engine.connect() as db:
-        rows = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
+        rows = db.execute(select(table.c.payload).order_by(table.c.seq)).scalars().all()
     assert [bytes(row) for row in rows] == [b"[%d]" % n for n in range(500)]
+
+
+@contextmanager
+def inserts_counted(db: Connection, table: str) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns how many INSERTs into *table* the database has run."""
+    if db.dialect.name == "sqlite":
+        seen: list[str] = []
+        raw: Any = db.connection.driver_connection
+        raw.set_trace_callback(seen.append)
+        yield lambda: len([words for words in seen if words.startswith(f"INSERT INTO {table}")])
+        raw.set_trace_callback(None)
+    elif db.dialect.name == "postgresql":
+        db.exec_driver_sql("CREATE TEMP SEQUENCE counted MINVALUE 0")
+        db.exec_driver_sql(
+            "CREATE FUNCTION pg_temp.count_it() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM nextval('counted'); RETURN NULL; END$$"
+        )
+        db.exec_driver_sql(
+            f"CREATE TRIGGER counter AFTER INSERT ON {table} EXECUTE FUNCTION pg_temp.count_it()"
+        )
+        yield lambda: db.exec_driver_sql("SELECT nextval('counted')").scalar_one()
+        db.exec_driver_sql(f"DROP TRIGGER counter ON {table}")
+    else:
+        status = "SHOW SESSION STATUS LIKE 'Com_insert'"
+        before = int(db.exec_driver_sql(status).one()[1])
+        yield lambda: int(db.exec_driver_sql(status).one()[1]) - before
+
+
+def test_whatever_is_in_them_many_rows_are_what_single_ones_are(engine: Engine) -> None:
+    """No key, no payload, bytes that are no text, quotes, a zero character."""
+    headers = {"plain": 'it\'s "quoted" – ü', "raw": b"\xff\x00", "zero": "a\x00b", "none": None}
+    told: Any = {"topic": "orders", "type": "Ö'\"}", "headers": headers}
+    bodies = [b"\x00\xff", b"", None, "k'ü\""]
+    events = [Event(body=b, key=k, **told) for b, k in zip(bodies, (None, "", 1, "ü"), strict=True)]
+    with engine.begin() as db:
+        for one in events:
+            Outbox().add_all(db, [one])
+        Outbox().add_all(db, events)
+        rows = db.execute(select(outbox).order_by(outbox.c.seq)).mappings().all()
+    for single, bulk in zip(rows[:4], rows[4:], strict=True):
+        for name in ("aggregatetype", "aggregateid", "type", "payload"):
+            assert bulk[name] == single[name]
+        assert _lasting(bulk["headers"]) == _lasting(single["headers"])
+        assert bulk["shard"] == shard_of("orders", bulk["aggregateid"], str(bulk["id"]))
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_very_many_or_large_events_are_staged_in_portions(engine: Engine) -> None:
+    """No statement grows beyond what a server takes; the order holds across them."""
+    bodies = [b"%d" % n for n in range(5001)] + [b"x" * 9_000_000] * 2
+    with engine.begin() as db, inserts_counted(db, outbox.name) as counted:
+        Outbox().add_all(db, [Event(body=body, topic="t") for body in bodies])
+        assert counted() == 3
+        rows = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
+    assert list(map(bytes, rows)) == bodies
 
 
 def test_correlation_and_cause_are_stored_with_the_event(engine: Engine) -> None:
