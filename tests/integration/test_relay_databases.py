@@ -12,13 +12,14 @@ from sqlalchemy.exc import InternalError, OperationalError
 from holdfast import ConfigurationError
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
+from holdfast.cli.failures import EXIT_DOWN, exit_code
 from holdfast.cli.sidecar import RelaySettings, Sidecar
 from holdfast.database import open_database
 from holdfast.errors import DependencyDown
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
 from holdfast.outbox.audit import Warrant
 from holdfast.outbox.backlog import Backlog
-from holdfast.outbox.leases import Leases
+from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.outages import is_outage
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
 from holdfast.testing import wait_until
@@ -128,6 +129,11 @@ def _work_as(clerk: Engine) -> None:
     assert Relay(LeaseEngine(clerk, small.sink())).run_once() == 1
     ParkedKeys(clerk).release(Selection(topic="t"), Warrant(actor="ada", reason="OPS-1"))
     assert Relay(LeaseEngine(clerk, large.sink())).run_once() == 1
+
+
+def test_what_may_pass_later_is_no_mistake_in_the_command() -> None:
+    """Exit code 3, so that a supervisor tries again; 2 would keep the relay down."""
+    assert exit_code(LeaseLost()) == EXIT_DOWN
 
 
 def _shop(tmp_path: Path, held: float) -> RelaySettings:
