@@ -20,6 +20,8 @@ from holdfast.errors import ConfigurationError
 SHARED = ("database", "broker")
 TABLES = ("relay", "doctor", "cdc")
 _NOT_SETTINGS = {"config", "help"}
+_TAKEN_OVER = {"doctor": ("relay", ("slot", "publication"))}
+"""What a command takes from another's table, so that both speak of the same thing."""
 
 
 def load(context: typer.Context, path: Path | None) -> Path | None:
@@ -35,13 +37,19 @@ def settings(path: Path, command: str, known: Iterable[str]) -> dict[str, Any]:
     content = _read(path)
     _refuse_unknown(path, "", content, (*SHARED, *TABLES))
     known = set(known)
-    own = content.get(command, {})
-    if not isinstance(own, dict):
-        raise ConfigurationError(f"{path}: {command} is not a table: write [{command}]")
-    named = {name.replace("-", "_"): value for name, value in own.items()}
+    named = _table(path, content, command)
     _refuse_unknown(path, f"[{command}] ", named, known)
     shared = {name: content[name] for name in SHARED if name in content and name in known}
-    return shared | named
+    other, names = _TAKEN_OVER.get(command, (command, ()))
+    theirs = _table(path, content, other)
+    return shared | {name: theirs[name] for name in names if name in theirs} | named
+
+
+def _table(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: {name} is not a table: write [{name}]")
+    return {key.replace("-", "_"): value for key, value in table.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

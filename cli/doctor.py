@@ -41,7 +41,7 @@ def doctor(
         ),
     ] = None,
     publication: Annotated[
-        str, typer.Option(help="The WAL engine's publication.")
+        str, typer.Option(envvar="HOLDFAST_PUBLICATION", help="The WAL engine's publication.")
     ] = "holdfast_outbox",
     transaction_seconds: Annotated[
         float, typer.Option(min=0, help="Name transactions that are open for longer.")

@@ -9,7 +9,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from holdfast.cli.display import err, plain
-from holdfast.errors import DependencyDown, HoldfastError, NotFound
+from holdfast.errors import DependencyDown, HoldfastError, NotFound, Transient
 from holdfast.outbox.outages import is_outage
 from holdfast.urls import mask
 
@@ -20,8 +20,13 @@ EXIT_FIX = 2
 EXIT_DOWN = 3
 """The database or the broker is down; the same command may work later."""
 EXIT_UNFINISHED = 4
-"""The relay could not finish its batch in time; the batch is published again later."""
+"""The relay ended before it was done; what is left is published later."""
 EXIT_INTERRUPTED = 130
+
+
+class Unfinished(HoldfastError):
+    """A signal ended the work before it was done; nothing is lost, and it can be gone on with."""
+
 
 # Connection errors carry no SQLSTATE in psycopg, so the server's own words decide.
 _WRONG = re.compile(
@@ -68,7 +73,9 @@ def exit_code(error: Exception) -> int:
     """Return the exit code that tells a script what to do about *error*."""
     if isinstance(error, NotFound):
         return EXIT_NOT_FOUND
-    if isinstance(error, DependencyDown):
+    if isinstance(error, Unfinished):
+        return EXIT_UNFINISHED
+    if isinstance(error, DependencyDown | Transient):
         return EXIT_DOWN
     if isinstance(error, HoldfastError) or is_wrong(error) or _is_no_text(error):
         return EXIT_FIX

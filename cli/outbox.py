@@ -1,13 +1,12 @@
 """`holdfast outbox`: what operators see and do."""
 
-import getpass
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.opened import outbox_database
+from holdfast.cli.display import answer, print_json, print_table
+from holdfast.cli.opened import outbox_database, system_user
 from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason
 from holdfast.cli.parked import app as parked
 from holdfast.outbox.audit import Audit, Warrant
@@ -24,11 +23,13 @@ def prune(
     reason: Reason,
     keep_days: Annotated[float, typer.Option(help="Keep entries that are younger.")] = 365.0,
     actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Delete old entries of the audit trail; events are never pruned, only published or skipped."""
-    warrant = Warrant(actor=getpass.getuser() if actor is None else actor, reason=reason)
+    warrant = Warrant(actor=system_user() if actor is None else actor, reason=reason)
     with outbox_database(database) as engine:
-        say(f"pruned {Audit(engine).prune(keep_days, warrant):,} entries")
+        count = Audit(engine).prune(keep_days, warrant)
+    answer(f"pruned {count:,} entries", {"pruned": count}, as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast outbox audit --database sqlite:///shop.db --limit 20")

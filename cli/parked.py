@@ -1,7 +1,5 @@
 """`holdfast outbox parked`: events that the broker refused, and what to do about them."""
 
-import getpass
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.display import encoded, excerpt, print_json, print_table, say
+from holdfast.cli.display import answer, encoded, excerpt, print_json, print_table, say
 from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.opened import outbox_database
+from holdfast.cli.opened import outbox_database, system_user
 from holdfast.cli.options import Actor, Config, Database, Json, Key, Limit, Reason, Topic, Yes
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.audit import Warrant
@@ -100,6 +98,7 @@ def edit(
         bool, typer.Option("--force", help="Take a payload that is not JSON all the same.")
     ] = False,
     actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Change payload or headers of a refused event; it stays parked until it is released.
 
@@ -113,7 +112,8 @@ def edit(
     )
     with outbox_database(database) as engine:
         edited = ParkedKeys(engine).edit(event, change, _warrant(actor, reason))
-    say(f"edited {edited.subject}; next: holdfast outbox parked release {edited.seq} --reason …")
+    text = f"edited {edited.subject}; next: holdfast outbox parked release {edited.seq} --reason …"
+    answer(text, {"edited": edited.seq, "id": edited.id}, as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast outbox parked release --topic orders --key 17 "
@@ -127,6 +127,7 @@ def release(
     topic: Topic = None,
     key: Key = None,
     actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Let refused events go: the relay publishes them, then what waits behind, in order.
 
@@ -135,7 +136,8 @@ def release(
     selection = Selection(events=tuple(events or ()), topic=topic, key=key)
     with outbox_database(database) as engine:
         count = ParkedKeys(engine).release(selection, _warrant(actor, reason))
-    say(f"released {count:,} of {selection.subject}; a running relay publishes within a second")
+    text = f"released {count:,} of {selection.subject}; a running relay publishes within a second"
+    answer(text, {"released": count, "of": selection.subject}, as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast outbox parked skip 4711 --reason 'test data' --yes")
@@ -147,9 +149,12 @@ def skip(
     reason: Reason,
     actor: Actor = None,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Discard a refused event for good; what waits behind it then flows by itself."""
     warrant = _warrant(actor, reason)
+    if as_json and not yes:
+        raise ConfigurationError("skip discards an event and a script is not asked: add --yes")
     with outbox_database(database) as engine:
         keys = ParkedKeys(engine)
         if not yes:
@@ -158,7 +163,8 @@ def skip(
                 raise NotParked(f"no event {event} is parked")
             _confirm(found[0])
         skipped = keys.skip(event, warrant)
-    say(f"skipped {skipped.subject}: it will never be published")
+    text = f"skipped {skipped.subject}: it will never be published"
+    answer(text, {"skipped": skipped.seq, "id": skipped.id}, as_json=as_json)
 
 
 def _confirm(event: ParkedEvent) -> None:
@@ -171,14 +177,7 @@ def _confirm(event: ParkedEvent) -> None:
 
 
 def _warrant(actor: str | None, reason: str) -> Warrant:
-    return Warrant(actor=_user() if actor is None else actor, reason=reason)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
-        return f"uid {os.getuid()}"
+    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
 
 
 def _payload(text: str | None, path: Path | None) -> bytes | None:

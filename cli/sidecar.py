@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.brokers import connect
+from holdfast.cli.failures import Unfinished
 from holdfast.cli.late_engine import LateEngine
 from holdfast.cli.opened import require_file
 from holdfast.cli.progress import shown_progress
@@ -121,13 +122,22 @@ class Sidecar:
                  self.relay.health.published, self.relay.health.parked)  # fmt: skip
 
     def run_once(self) -> int:
-        """Publish what is there, with progress on a terminal; outages raise."""
+        """Publish what is there, with progress on a terminal; outages raise.
+
+        `Unfinished` if a signal came while events still wait.
+        """
         with ExitStack() as closing:
             closing.callback(self._close)
             closing.enter_context(self._stopping())
             self._progress = closing.enter_context(shown_progress(self._total))
             self._patient_until = SYSTEM_CLOCK.monotonic() + 1.5 * self._settings.lease_seconds
-            return self.relay.run_once(wait_more=self._is_more_to_come)
+            published = self.relay.run_once(wait_more=self._is_more_to_come)
+            if self.relay.stopped and (left := self._backlog.measure().waiting):
+                raise Unfinished(
+                    f"published {published:,} events, then was told to stop; {left:,} still wait: "
+                    "the next run goes on with them"
+                )
+            return published
 
     def _is_more_to_come(self) -> bool:
         """Whether events wait in shards that another relay holds, which may have died."""

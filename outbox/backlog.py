@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import func, select
 
+from holdfast.outbox.delays import DUE
 from holdfast.outbox.schema import delayed, outbox, parked
 from holdfast.outbox.slot_standing import SlotStanding
 from holdfast.sql import statements
+from holdfast.staged import unpacked
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -28,7 +32,8 @@ class Standing:
     """Events not yet published; above 100,000 estimated from the sequence numbers."""
     is_exact: bool
     oldest_seconds: float | None
-    """Age of the first event by its UUIDv7; 0 when none waits, None when its id tells nothing."""
+    """For how long the first event could have left: since its UUIDv7 was made or, if it was
+    delayed, since it was due. 0 when none waits, None when its id tells nothing."""
     delayed: int
     overdue_seconds: float
     """How long the first delayed event has been due; 0 when none is."""
@@ -50,12 +55,12 @@ class Backlog:
         with self._engine.connect() as db:
             now = float(db.execute(self._sql["now"]).scalar_one())
             waiting, is_exact = _waiting(db)
-            first = select(outbox.c.id).order_by(outbox.c.seq).limit(1)
+            first = select(outbox.c.id, outbox.c.headers).order_by(outbox.c.seq).limit(1)
             wait = db.execute(self._sql["next_due"]).scalar()
             return Standing(
                 waiting=waiting,
                 is_exact=is_exact,
-                oldest_seconds=_age(db.execute(first).scalar(), now),
+                oldest_seconds=_age(db.execute(first).first(), now),
                 delayed=_count(db, delayed),
                 overdue_seconds=0.0 if wait is None else max(0.0, -float(wait)),
                 parked=_count(db, parked),
@@ -81,5 +86,17 @@ def _count(db: Connection, table: Table) -> int:
 def _age(first: Any, now: float) -> float | None:
     if first is None:
         return 0.0
-    own = first if isinstance(first, uuid.UUID) else uuid.UUID(str(first))
-    return max(0.0, now - (own.int >> 80) / 1000) if own.version == _UUID7 else None
+    ready = _due(first.headers)
+    if ready is None:
+        own = first.id if isinstance(first.id, uuid.UUID) else uuid.UUID(str(first.id))
+        ready = (own.int >> 80) / 1000 if own.version == _UUID7 else None
+    return None if ready is None else max(0.0, now - ready)
+
+
+def _due(headers: Any) -> float | None:
+    """Return when a delayed event was due, if its headers say so."""
+    said = dict(unpacked(msgspec.json.encode(headers).decode())).get(DUE)
+    try:
+        return None if said is None else datetime.fromisoformat(said.decode()).timestamp()
+    except ValueError:  # a header of the caller's own
+        return None

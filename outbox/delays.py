@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.outbox.bulk import insert_all
+from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection, Engine, RowMapping
+
+    from holdfast.outbox.leases import Leases
+
+DUE = "outbox-due"
+"""The header that says when a delayed event was due: it has waited only since then."""
 
 _LOOK_SECONDS, _MOST = 0.25, 1000
 _COLUMNS = [column.name for column in outbox.columns if column.name != "seq"]
 
 
 class Delays:
-    """Moves due events into the outbox, oldest first; any relay may do it."""
+    """Moves due events of our shards into the outbox, in the order of their due times.
 
-    def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    Guarded by the leases: of one key, a single relay moves at a time, so that no later
+    event gets the lower number.
+    """
+
+    def __init__(self, engine: Engine, leases: Leases, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = engine
+        self._leases = leases
         self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._clock = clock
         self._looked = float("-inf")
@@ -45,16 +58,28 @@ class Delays:
         return transact(self._engine, self._promote, clock=self._clock)
 
     def _promote(self, db: Connection) -> int:
+        if not self._leases.holds(db):
+            raise LeaseLost
         now = float(db.execute(self._sql["now"]).scalar_one())
         due = (
             select(delayed)
-            .where(delayed.c.due <= now)
+            .where(delayed.c.due <= now, delayed.c.shard.in_(list(self._leases.owned)))
             .order_by(delayed.c.due, delayed.c.seq)
             .limit(_MOST)
-            .with_for_update(skip_locked=True)
         )
-        rows = [dict(row) for row in db.execute(due).mappings()]
+        rows = db.execute(due).mappings().all()
         if rows:
-            db.execute(insert(outbox), [{name: row[name] for name in _COLUMNS} for row in rows])
+            insert_all(db, outbox, [_dated(row) for row in rows])
             db.execute(delete(delayed).where(delayed.c.seq.in_([row["seq"] for row in rows])))
         return len(rows)
+
+
+def _dated(row: RowMapping) -> dict[str, Any]:
+    """Return the outbox row of a delayed one; its headers tell when it was due."""
+    due = datetime.fromtimestamp(row["due"], UTC).isoformat()
+    headers = row["headers"]
+    if isinstance(headers, list):
+        headers = [*headers, [DUE, due]]
+    elif isinstance(headers, dict):  # of somebody else's making
+        headers = {**headers, DUE: due}
+    return {**{name: row[name] for name in _COLUMNS}, "headers": headers}

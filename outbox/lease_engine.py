@@ -60,7 +60,7 @@ class LeaseEngine:
         self._leases = Leases(self._engine, terms, clock=clock)
         self._sink = LeasedSink(sink, self._leases)
         self._parking = Parking(self._engine, clock=clock)
-        self._delays = Delays(self._engine, clock=clock)
+        self._delays = Delays(self._engine, self._leases, clock=clock)
         self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._pass = TablePass(self._engine, self._leases, batch=batch)
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")

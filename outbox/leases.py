@@ -26,6 +26,8 @@ log = logging.getLogger("holdfast.outbox")
 
 _REMEMBERED = 86_400.0
 """Seconds for which relays that died are kept for the doctor to name."""
+_TIDYING = 3600.0
+"""Seconds between two looks for relays that died longer ago than that."""
 _SPARE = 0.1
 """The share of a lease that is left unused: time for a client to let go of a batch."""
 
@@ -71,6 +73,7 @@ class Leases:
         self._clock = clock
         self._renewed = float("-inf")
         self._seeded = False
+        self._tidied = float("-inf")
 
     @property
     def remaining(self) -> float:
@@ -100,14 +103,20 @@ class Leases:
         self.owned = transact(self._engine, self._renewed_shards, clock=self._clock)
         self._seeded = True
         self._renewed = asked
+        if asked - self._tidied >= _TIDYING:
+            transact(self._engine, self._forget, clock=self._clock)
+            self._tidied = asked
 
     def _renewed_shards(self, db: Connection) -> Mapping[int, int]:
         if not self._seeded:
             require_tables(db)
             db.execute(self._sql["seed"], {"last": SHARDS - 1})
-            now = float(db.execute(self._sql["now"]).scalar_one())
-            db.execute(delete(relay).where(relay.c.until < now - _REMEMBERED))
         return self._share(db)
+
+    def _forget(self, db: Connection) -> None:
+        """Delete the relays that died long ago; apart, so that the shards wait for nobody."""
+        now = float(db.execute(self._sql["now"]).scalar_one())
+        db.execute(delete(relay).where(relay.c.until < now - _REMEMBERED))
 
     def _share(self, db: Connection) -> Mapping[int, int]:
         terms, me = self.terms, {"me": self.me}

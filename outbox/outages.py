@@ -21,7 +21,13 @@ _PRIVILEGE, _MYSQL_PRIVILEGES = "42501", frozenset({1142, 1143})
 _GRANTS = (
     "let its owner run  GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_outbox, "
     "holdfast_outbox_shard, holdfast_outbox_relay, holdfast_outbox_delayed, "
-    "holdfast_outbox_parked, holdfast_outbox_audit TO <the relay's role>"
+    "holdfast_outbox_parked, holdfast_outbox_audit TO <the relay's role>; "
+    "GRANT USAGE ON SEQUENCE holdfast_outbox_seq_seq, holdfast_outbox_delayed_seq_seq, "
+    "holdfast_outbox_audit_seq_seq TO <the relay's role>"
+)
+_MYSQL_GRANTS = (
+    "let an administrator run  GRANT SELECT, INSERT, UPDATE, DELETE ON <the database>.* "
+    "TO <the relay's user>"
 )
 
 
@@ -32,16 +38,21 @@ def is_outage(error: DBAPIError) -> bool:
         return False
     if isinstance(error, OperationalError) or error.connection_invalidated:
         return True
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
-    return state.startswith(_PASSING) or number in _MYSQL_READ_ONLY
+    return _state(error).startswith(_PASSING) or number in _MYSQL_READ_ONLY
 
 
 def unreadable(error: DBAPIError) -> ConfigurationError:
     """Return what to fix about *error*, which is no outage."""
-    state = getattr(error.orig, "sqlstate", None)
-    lacks = state == _PRIVILEGE or _number(error) in _MYSQL_PRIVILEGES
-    fix = f"; {_GRANTS}" if lacks else ""
+    fix = ""
+    if _state(error) == _PRIVILEGE:
+        fix = f"; {_GRANTS}"
+    elif _number(error) in _MYSQL_PRIVILEGES:
+        fix = f"; {_MYSQL_GRANTS}"
     return ConfigurationError(f"the outbox cannot be read: {short(error)}{fix}")
+
+
+def _state(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
 
 
 def _number(error: DBAPIError) -> object:

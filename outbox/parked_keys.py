@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, RowMapping
 
 _LISTED = 1000  # numbers of events kept in one audit entry
+_DIGITS = 18  # of the largest number that every database can compare; no event has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +73,18 @@ class ParkedKeys:
         self._clock = clock
         self._audit = Audit(engine, clock=clock)
 
-    def waiting(self, *, topic: str | None = None, limit: int = 100) -> list[ParkedKey]:
-        """Return the keys that wait, the longest waiting first."""
+    def waiting(
+        self, *, topic: str | None = None, limit: int = 100, held: bool = False
+    ) -> list[ParkedKey]:
+        """Return the keys that wait, the longest waiting first; *held*: for an operator only."""
         names = (parked.c.aggregatetype, parked.c.aggregateid)
+        first_refused = func.min(case((parked.c.state == REFUSED, parked.c.seq)))
         grouped = (
             select(
                 *names,
                 *(func.sum(case((parked.c.state == state, 1), else_=0)) for state in _STATES),
                 func.min(parked.c.parked_at),
-                func.min(case((parked.c.state == REFUSED, parked.c.seq))),
+                first_refused,
             )
             .group_by(*names)
             .order_by(func.min(parked.c.seq))
@@ -88,6 +92,8 @@ class ParkedKeys:
         )
         if topic is not None:
             grouped = grouped.where(parked.c.aggregatetype == topic)
+        if held:
+            grouped = grouped.having(first_refused.is_not(None))
         with self._engine.connect() as db:
             rows: Sequence[Any] = db.execute(grouped).all()
             errors = self._errors(db, [row[-1] for row in rows if row[-1] is not None])
@@ -180,8 +186,9 @@ _STATES = (REFUSED, BEHIND, RELEASED)
 
 
 def _named(events: Sequence[str]) -> ColumnElement[bool]:
-    seqs = [int(event) for event in events if event.isascii() and event.isdigit()]
-    ids = [_uuid(event) for event in events if not (event.isascii() and event.isdigit())]
+    numbers = [event for event in events if event.isascii() and event.isdigit()]
+    seqs = [int(number) for number in numbers if len(number) <= _DIGITS]
+    ids = [_uuid(event) for event in events if event not in numbers]
     return parked.c.seq.in_(seqs) | parked.c.id.in_(ids)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.outbox")
 
+_PATIENCE = 8
+"""How many failures in a row that may pass by themselves a single run waits out."""
+
 
 @dataclass(slots=True)
 class Health:
@@ -80,21 +83,16 @@ class Relay:
     def run_once(self, *, wait_more: Callable[[], bool] = lambda: False) -> int:
         """Publish until nothing is left, then end; outages raise. For cron and for tests.
 
+        What may pass at once, as a lease that ran out, is tried again for some seconds.
         With nothing to do, *wait_more* is asked whether something is still to come: events
         of shards that another relay holds, say.
         """
         total = 0
         try:
             while not self._stop.is_set():
-                try:
-                    step = self.engine.step()
-                except DBAPIError as error:
-                    if is_outage(error):
-                        raise
-                    raise unreadable(error) from error
-                self._note(step)
-                if step.hindered is not None:
-                    raise DependencyDown(step.hindered)
+                step = self._patient_step()
+                if step is None:
+                    continue
                 total += step.published
                 if step.idle and not wait_more():
                     break
@@ -107,6 +105,28 @@ class Relay:
     def stop(self) -> None:
         """End `run` after the batch in hand. Safe from a signal handler or another thread."""
         self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return self._stop.is_set()
+
+    def _patient_step(self) -> Step | None:
+        try:
+            step = self.engine.step()
+        except Transient as error:
+            if self.health.failures >= _PATIENCE:
+                raise
+            self._wait_out(error)
+            return None
+        except DBAPIError as error:
+            if is_outage(error):
+                raise
+            raise unreadable(error) from error
+        self._note(step)
+        if step.hindered is not None:
+            raise DependencyDown(step.hindered)
+        return step
 
     def _step(self) -> Step | None:
         try:

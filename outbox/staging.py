@@ -13,6 +13,7 @@ from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
+from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
@@ -69,8 +70,9 @@ class Outbox:
         """Stage *event*; it is published if and only if the caller's transaction commits.
 
         Options are those of `Event`: key=, type=, headers=, delay=. An event that cannot be
-        encoded fails here, in the caller, before the commit. For an `AsyncSession` or
-        `AsyncConnection` the result is to be awaited.
+        encoded fails here, in the caller, before the commit. A session is flushed first, so
+        that the rows it changed are locked before the event is numbered. For an
+        `AsyncSession` or `AsyncConnection` the result is to be awaited.
         """
         staged = self.add_all(session, [event_of(event, topic, options)])
         if inspect.isawaitable(staged):
@@ -137,8 +139,7 @@ class _Work:
 
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
-        is_session = hasattr(session, "get_bind")
-        db: Connection = session.connection(bind_arguments=_BOUND) if is_session else session
+        db = _flushed(session) if hasattr(session, "get_bind") else session
         dialect = db.dialect.name
         require_transaction(db)
         rows = [values(message) for message in self.messages]
@@ -147,7 +148,7 @@ class _Work:
         delays = [event.delay_seconds for event in self.events]
         now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
         if now:
-            db.execute(insert(outbox), now)
+            insert_all(db, outbox, now)
         if len(now) < len(rows):
             clock = float(db.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one())
             later = [
@@ -155,7 +156,19 @@ class _Work:
                 for row, delay in zip(rows, delays, strict=True)
                 if delay is not None
             ]
-            db.execute(insert(delayed), later)
+            insert_all(db, delayed, later)
+
+
+def _flushed(session: Session) -> Connection:
+    """Return the session's connection, with what the caller changed already sent to it.
+
+    The lock of a changed row is then held before its event gets a number; a flush at the
+    commit would come too late for that. Within a flush, as in a session's event hooks, there
+    is nothing to be done.
+    """
+    if not session._flushing:  # nothing public tells, and flush() would raise
+        session.flush()
+    return session.connection(bind_arguments=_BOUND)
 
 
 def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.outbox.doctor import bloat, queue, relays, slots, transactions
+from holdfast.outbox.doctor import bloat, privileges, queue, relays, slots, transactions
 from holdfast.outbox.doctor.finding import Finding, Limits, Severity
 from holdfast.outbox.doctor.patient import Patient
 from holdfast.outbox.slot_name import default_slot
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ANYWHERE: tuple[Check, ...] = (
     queue.clock_skew,
-    queue.privileges,
+    privileges.privileges,
     queue.waiting,
     queue.delayed,
     queue.parked_keys,

@@ -46,6 +46,8 @@ class Limits:
     retained_bytes: tuple[float, float] = (256e6, 4e9)
     runway_minutes: tuple[float, float] = (240.0, 30.0)
     """Counted downwards: less is worse."""
+    xmin_age: tuple[float, float] = (1_000_000, 100_000_000)
+    """Transactions for which a slot keeps vacuum from clearing what they deleted."""
     dead_rows: tuple[float, float] = (100_000, 5_000_000)
     skew_seconds: tuple[float, float] = (2.0, 60.0)
     rate_seconds: float = 1.0

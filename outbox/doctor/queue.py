@@ -62,7 +62,12 @@ def parked_keys(patient: Patient) -> Iterator[Finding]:
         yield Finding(check="parked", severity=Severity.OK, text="no key is parked",
                       facts={"parked": 0})  # fmt: skip
         return
-    first = ParkedKeys(patient.engine).waiting(limit=1)[0]
+    held = ParkedKeys(patient.engine).waiting(limit=1, held=True)
+    if not held:
+        yield Finding(check="parked", severity=Severity.OK, facts={"parked": count},
+                      text=f"{count:,} events were released: a relay publishes them")  # fmt: skip
+        return
+    first = held[0]
     name = first.topic if first.key is None else f"{first.topic}/{first.key}"
     yield Finding(
         check="parked",
@@ -94,38 +99,3 @@ def clock_skew(patient: Patient) -> Iterator[Finding]:
         "writers'" if severity else None,
         facts={"skew_seconds": round(skew, 3)},
     )  # fmt: skip
-
-
-_NEEDED = {
-    "holdfast_outbox": "SELECT, INSERT, DELETE",
-    "holdfast_outbox_delayed": "SELECT, INSERT, DELETE",
-    "holdfast_outbox_shard": "SELECT, INSERT, UPDATE",
-    "holdfast_outbox_relay": "SELECT, INSERT, UPDATE, DELETE",
-    "holdfast_outbox_parked": "SELECT, INSERT, UPDATE, DELETE",
-    "holdfast_outbox_audit": "SELECT, INSERT",
-}
-
-
-def privileges(patient: Patient) -> Iterator[Finding]:
-    """Judge whether this role may do what a relay and an operator do."""
-    if patient.engine.dialect.name != "postgresql":
-        return  # the others tell only by trying
-    with patient.connected() as db:
-        lacking = [
-            (table, needed, role)
-            for table, needed in _NEEDED.items()
-            for all_of_them, role in [
-                db.execute(patient.sql["privileges"], {"table": table, "needed": needed}).one()
-            ]
-            if not all_of_them
-        ]
-    for table, needed, role in lacking:
-        yield Finding(
-            check="privileges",
-            severity=Severity.CRITICAL,
-            text=f"role {role} lacks some of {needed} on {table}",
-            fix=f"run  GRANT {needed} ON {table} TO {role}",
-            facts={"table": table, "role": role},
-        )
-    if not lacking:
-        yield Finding(check="privileges", severity=Severity.OK, text="this role may do all it must")

@@ -65,6 +65,9 @@ def _judged(patient: Patient, slot: Row[Any], rate: float) -> Finding:
     if minutes is not None:
         warning, critical = limits.runway_minutes
         severity = max(severity, Severity.of(-minutes, -warning, -critical))
+    ages = {"xmin": slot.xmin_age, "catalog_xmin": slot.catalog_xmin_age}
+    held = {kind: int(age) for kind, age in ages.items() if age is not None}
+    severity = max(severity, Severity.of(max(held.values(), default=0), *limits.xmin_age))
     if slot.wal_status in _BROKEN:
         severity = Severity.CRITICAL
     if slot.wal_status == "extended":
@@ -75,6 +78,8 @@ def _judged(patient: Patient, slot: Row[Any], rate: float) -> Finding:
         text += f"; {_BROKEN[slot.wal_status]}"
     if minutes is not None:
         text += f"; {duration(minutes * 60)} left at {size(rate)}/s"
+    for kind, age in held.items():
+        text += f"; holds {kind} {age:,} transactions back"
     return Finding(
         check="slots",
         severity=severity,
@@ -84,6 +89,7 @@ def _judged(patient: Patient, slot: Row[Any], rate: float) -> Finding:
             "slot": slot.slot_name, "active": slot.active, "retained_bytes": int(retained),
             "wal_status": slot.wal_status, "safe_wal_size": None if safe is None else int(safe),
             "bytes_per_second": round(rate), "runway_minutes": minutes,
+            "xmin_age": held.get("xmin"), "catalog_xmin_age": held.get("catalog_xmin"),
         },
     )  # fmt: skip
 

@@ -51,3 +51,17 @@ INSERT INTO holdfast_outbox
 SELECT CAST(e ->> 0 AS uuid), e ->> 1, e ->> 2, e ->> 3, CAST(e ->> 4 AS smallint),
     CAST(:holdfast_headers AS json), CAST(:holdfast_payload AS bytea)
 FROM (SELECT CAST(:holdfast_event AS json) AS e) AS one
+-- name: fill_holdfast_outbox
+INSERT INTO holdfast_outbox
+    (id, aggregatetype, aggregateid, type, shard, headers, payload)
+SELECT CAST(e ->> 'id' AS uuid), e ->> 'aggregatetype', e ->> 'aggregateid', e ->> 'type',
+    CAST(e ->> 'shard' AS smallint), CAST(e ->> 'headers' AS json),
+    decode(e ->> 'payload', 'base64')
+FROM json_array_elements(CAST(:events AS json)) WITH ORDINALITY AS one (e, n) ORDER BY n
+-- name: fill_holdfast_outbox_delayed
+INSERT INTO holdfast_outbox_delayed
+    (id, aggregatetype, aggregateid, type, shard, headers, payload, due)
+SELECT CAST(e ->> 'id' AS uuid), e ->> 'aggregatetype', e ->> 'aggregateid', e ->> 'type',
+    CAST(e ->> 'shard' AS smallint), CAST(e ->> 'headers' AS json),
+    decode(e ->> 'payload', 'base64'), CAST(e ->> 'due' AS double precision)
+FROM json_array_elements(CAST(:events AS json)) WITH ORDINALITY AS one (e, n) ORDER BY n

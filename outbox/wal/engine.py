@@ -90,7 +90,7 @@ class WalEngine:
         self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
         self._waker = Waker()
         self._parking = WalParking(self._engine, clock=clock)
-        self._delays = Delays(self._engine, clock=clock)
+        self._delays = Delays(self._engine, self._leases, clock=clock)
         self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
         self._leftovers = Leftovers(self._engine, self._cleaner, clock=clock)
         self._courier = Courier(

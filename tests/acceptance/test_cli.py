@@ -260,9 +260,39 @@ def test_a_skip_asks_first(parked: Path) -> None:
     assert first(parked) != number
 
 
+def test_every_act_is_told_to_a_script(parked: Path) -> None:
+    """With --json nothing but JSON is printed, and nothing is asked."""
+    number = first(parked)
+
+    def told(*args: str) -> Any:
+        done = holdfast("outbox", *args, "--reason", "x", "--json", cwd=parked)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert told("parked", "edit", number, "--payload", "{}")["edited"] == int(number)
+    released = told("parked", "release", number)
+    assert released == {"released": 1, "of": number}
+    unasked = holdfast("outbox", "parked", "skip", "3", "--reason", "x", "--json", cwd=parked)
+    assert (unasked.returncode, unasked.stdout) == (2, "")
+    assert told("parked", "skip", "3", "--yes")["skipped"] == 3
+    assert told("prune") == {"pruned": 0}
+
+
+def test_a_user_without_a_name_may_prune(parked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user often has none; the audit names its number."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    done = holdfast("outbox", "prune", "--reason", "x", cwd=parked)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "pruned 0 entries\n"
+
+
 def test_what_is_not_parked_is_exit_code_1(parked: Path) -> None:
     """A script can tell a wrong number from a wrong command."""
-    for args in (("show", "999"), ("skip", "999", "--reason", "x", "--yes"),
+    for args in (("show", "999"), ("show", "9" * 23), ("show", "9" * 5000),
+                 ("skip", "9" * 23, "--reason", "x", "--yes"),
+                 ("skip", "999", "--reason", "x", "--yes"),
                  ("release", "--topic", "none", "--reason", "x")):  # fmt: skip
         done = holdfast("outbox", "parked", *args, cwd=parked)
         assert done.returncode == 1, done.stderr

@@ -341,6 +341,23 @@ def test_once_says_when_the_broker_is_down(tmp_path: Path) -> None:
     assert waiting(url) == 3
 
 
+def test_a_signal_during_once_is_told_when_events_are_left(tmp_path: Path) -> None:
+    """For cron: exit code 4, how many still wait, and the next run goes on with them."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    shop(url, 5000)
+    command = [HOLDFAST, "relay", "--once", "--batch", "1", "--database", url, "--broker",
+               "sqlite:///b.db"]  # fmt: skip
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=QUIET
+    )
+    wait_until(lambda: waiting(url) < 5000, deadline=30)
+    process.send_signal(signal.SIGTERM)
+    output, said = process.communicate(timeout=60)
+    assert process.returncode == 4, said
+    assert output == ""
+    assert f"{waiting(url):,} still wait" in said
+
+
 def test_the_wal_engine_is_chosen_by_a_flag(tmp_path: Path, postgres: Postgres) -> None:
     """The same outbox, read from PostgreSQL's log."""
     url = postgres.database("sidecar_wal")

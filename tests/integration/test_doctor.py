@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -19,9 +21,12 @@ from holdfast.cli.migrations import Migrations
 from holdfast.clock import SystemClock
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
+from holdfast.outbox.audit import Warrant
 from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
+from holdfast.outbox.parked_keys import ParkedKeys, Selection
 from holdfast.outbox.slot_name import default_slot
 from holdfast.testing import wait_until
+from tests.shell import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,6 +228,78 @@ def test_a_reader_that_only_looks_is_named_when_it_pins_vacuum(pg: Engine) -> No
         )[0]  # fmt: skip
     assert found.facts["holds_xmin"] is True
     assert "idle in transaction" in found.text
+    assert "holds xmin" in found.text
+
+
+@contextmanager
+def modest_role(pg: Engine, postgres: Postgres) -> Iterator[Engine]:
+    """Yield the database as a role that may do nothing yet sees it."""
+    with pg.begin() as db:
+        db.execute(text("DROP ROLE IF EXISTS modest"))
+        db.execute(text("CREATE ROLE modest LOGIN"))
+    modest = open_database(postgres.url.replace("postgres@", "modest@").replace(
+        "/postgres", "/doctored_pg"))  # fmt: skip
+    yield modest
+    modest.dispose()
+    with pg.begin() as db:
+        db.execute(text("DROP OWNED BY modest"))
+        db.execute(text("DROP ROLE modest"))
+
+
+def test_transactions_that_the_role_may_not_see_are_not_called_fine(
+    pg: Engine, postgres: Postgres
+) -> None:
+    """PostgreSQL hides the times of others' sessions; the grant that is named shows them."""
+    limits = Limits(transaction_seconds=(0.02, 3600), rate_seconds=0.01)
+    options = {"isolation_level": "REPEATABLE READ"}
+    with modest_role(pg, postgres) as modest, pg.connect().execution_options(**options) as reader:
+        pid = reader.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        hidden = named(Doctor(modest, limits=limits).examine(), "transactions")[0]
+        assert hidden.severity is Severity.WARNING
+        assert f"{pid} (postgres)" in hidden.text
+        with pg.begin() as db:
+            db.execute(text(str(hidden.fix).removeprefix("run  ").removesuffix("  and look again")))
+        modest.dispose()
+        wait_until(
+            lambda: [f for f in named(Doctor(modest, limits=limits).examine(), "transactions")
+                     if f.facts.get("pid") == pid]
+        )  # fmt: skip
+
+
+def test_a_slot_that_holds_xmin_is_named(pg: Engine, postgres: Postgres) -> None:
+    """A standby that went away with its feedback on keeps dead rows for ever."""
+    with pg.begin() as db:
+        db.execute(text("SELECT pg_create_physical_replication_slot('standby', true)"))
+        start = db.execute(text("SELECT pg_current_wal_lsn()")).scalar_one()
+        xmin = db.execute(text("SELECT CAST(CAST(pg_current_xact_id() AS xid) AS text)")).scalar()
+    dsn = f"host={postgres.host} port={postgres.port} user=postgres"
+    with closing(psycopg.connect(dsn, replication="true", autocommit=True)) as standby:
+        standby.execute(f"START_REPLICATION SLOT standby PHYSICAL {start}")
+        standby.pgconn.put_copy_data(b"h" + struct.pack("!qIIII", 0, int(xmin or 0), 0, 0, 0))
+        standby.pgconn.flush()
+        held = "SELECT xmin IS NOT NULL FROM pg_replication_slots WHERE slot_name = 'standby'"
+        wait_until(lambda: _ask(pg, held), what="the feedback has come")
+    add(pg, 200)
+    with pg.begin() as db:
+        db.execute(text("DELETE FROM holdfast_outbox"))
+    limits = Limits(dead_rows=(100, 1e9), xmin_age=(1, 1e9), rate_seconds=0.01)
+    dead = wait_until(
+        lambda: [f for f in named(Doctor(pg, limits=limits).examine(), "vacuum")
+                 if f.facts.get("dead", 0) >= 100],
+        deadline=20,
+    )[0]  # fmt: skip
+    findings = named(Doctor(pg, limits=limits).examine(), "slots")
+    with pg.begin() as db:
+        db.execute(text("SELECT pg_drop_replication_slot('standby')"))
+    slot = next(f for f in findings if f.facts.get("slot") == "standby")
+    assert slot.severity is Severity.WARNING
+    assert f"holds xmin {slot.facts['xmin_age']:,} transactions back" in slot.text
+    assert "the oldest xmin is held by slot standby" in dead.text
+
+
+def _ask(engine: Engine, question: str) -> Any:
+    with engine.connect() as db:
+        return db.execute(text(question)).scalar()
 
 
 def test_a_slot_without_its_table_in_the_publication_is_critical(pg: Engine) -> None:
@@ -245,22 +322,20 @@ def test_a_slot_without_its_table_in_the_publication_is_critical(pg: Engine) -> 
 
 def test_a_role_without_privileges_is_told_what_to_grant(pg: Engine, postgres: Postgres) -> None:
     """The grant that the finding names is enough to make it go away."""
-    with pg.begin() as db:
-        db.execute(text("DROP ROLE IF EXISTS modest"))
-        db.execute(text("CREATE ROLE modest LOGIN"))
-    modest = open_database(postgres.url.replace("postgres@", "modest@").replace(
-        "/postgres", "/doctored_pg"))  # fmt: skip
-    lacking = named(Doctor(modest, limits=QUICK).examine(), "privileges")
-    assert {f.facts["table"] for f in lacking if f.severity} >= {"holdfast_outbox"}
-    with pg.begin() as db:
-        for finding in lacking:
-            db.execute(text(str(finding.fix).removeprefix("run  ")))
-    (fine,) = named(Doctor(modest, limits=QUICK).examine(), "privileges")
-    assert fine.severity is Severity.OK
-    modest.dispose()
-    with pg.begin() as db:
-        db.execute(text("DROP OWNED BY modest"))
-        db.execute(text("DROP ROLE modest"))
+    with modest_role(pg, postgres) as modest:
+        lacking = named(Doctor(modest, limits=QUICK).examine(), "privileges")
+        assert {f.facts["table"] for f in lacking if f.severity} >= {"holdfast_outbox"}
+        with pg.begin() as db:
+            for finding in lacking:
+                db.execute(text(str(finding.fix).removeprefix("run  ")))
+        (fine,) = named(Doctor(modest, limits=QUICK).examine(), "privileges")
+        assert fine.severity is Severity.OK
+        add(pg, delay=0)
+        broker = connect("memory:")
+        sink = broker.sink()
+        assert Relay(LeaseEngine(modest, sink)).run_once() == 1
+        sink.close()
+        broker.close()
 
 
 def test_dead_rows_and_a_lost_vacuum_setting_are_named(pg: Engine) -> None:
@@ -282,6 +357,53 @@ def test_dead_rows_and_a_lost_vacuum_setting_are_named(pg: Engine) -> None:
         db.execute(text(str(reset.fix).removeprefix("run  ")))
     again = Doctor(pg, limits=limits).examine()
     assert not any("a share of its rows" in finding.text for finding in again)
+
+
+def test_vacuum_settings_are_read_exactly(pg: Engine) -> None:
+    """A scale factor of 0.2 is none of 0, and a table may be exempt from autovacuum."""
+    with pg.begin() as db:
+        options = "autovacuum_vacuum_scale_factor = 0.2, autovacuum_enabled = off"
+        db.execute(text(f"ALTER TABLE holdfast_outbox SET ({options})"))
+    exempt, share = named(Doctor(pg, limits=QUICK).examine(), "vacuum")[:2]
+    assert "autovacuum is off for the outbox" in exempt.text
+    assert exempt.severity is Severity.CRITICAL
+    assert "a share of its rows" in share.text
+    with pg.begin() as db:
+        for finding in (exempt, share):
+            db.execute(text(str(finding.fix).removeprefix("run  ")))
+    assert not any(f.severity for f in named(Doctor(pg, limits=QUICK).examine(), "vacuum"))
+
+
+def test_a_released_key_waits_for_a_relay_and_not_for_an_operator(
+    outbox: Engine, tmp_path: Path
+) -> None:
+    """Nothing is left to do about it, and no error is made up for it."""
+    broker = connect(f"sqlite:///{tmp_path}/broker.db?max_message=100")
+    sink = broker.sink()
+    add(outbox)
+    Relay(LeaseEngine(outbox, sink)).run_once()
+    sink.close()
+    broker.close()
+    ParkedKeys(outbox).release(Selection(topic="orders"), Warrant(actor="ada", reason="OPS-1"))
+    (released,) = named(Doctor(outbox, limits=QUICK).examine(), "parked")
+    assert released.severity is Severity.OK
+    assert released.text == "1 events were released: a relay publishes them"
+
+
+def test_the_command_looks_at_the_slot_and_publication_of_the_relay(
+    pg: Engine, tmp_path: Path
+) -> None:
+    """By the relay's table of the file, or by its variables in the environment."""
+    with pg.begin() as db:
+        db.execute(text("SELECT pg_create_logical_replication_slot('shop_slot', 'pgoutput')"))
+    url = pg.url.render_as_string(hide_password=False)
+    file = tmp_path / "holdfast.toml"
+    file.write_text("[relay]\nslot = 'shop_slot'\npublication = 'shop_events'\n")
+    said = "slot shop_slot is there but publication %s is not"
+    asked = ("doctor", "--database", url)
+    assert said % "shop_events" in shell(*asked, "--config", str(file)).stdout
+    names = {"HOLDFAST_SLOT": "shop_slot", "HOLDFAST_PUBLICATION": "other_events"}
+    assert said % "other_events" in shell(*asked, **names).stdout
 
 
 def test_the_command_exits_by_the_worst_finding(tmp_path: Path) -> None:

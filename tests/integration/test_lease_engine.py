@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import create_engine, func, insert, select
 from sqlalchemy.orm import Session
 
-from holdfast import BrokerDown, Message, MessageTooLarge, Published
+from holdfast import BrokerDown, Message, MessageTooLarge, Published, Transient
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.delays import Delays
+from holdfast.outbox.backlog import Backlog
+from holdfast.outbox.delays import DUE, Delays
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.rows import shard_of, values
@@ -295,7 +298,10 @@ def test_relays_on_an_engine_of_the_users_own_move_a_delayed_event_once(tmp_path
 
     transact(engines[0], look)
     assert held == [True]
-    assert [Delays(moving)._move_due() for moving in engines] == [1, 0]
+    leases = [Leases(moving, LeaseTerms(seconds=60)) for moving in engines]
+    leases[0].renew()
+    moves = zip(engines, [leases[0], leases[0]], strict=True)
+    assert [Delays(moving, own)._move_due() for moving, own in moves] == [1, 0]
     assert (size(engines[0]), size(engines[0], delayed)) == (1, 0)
     for moving in engines:
         moving.dispose()
@@ -313,6 +319,22 @@ def test_relays_that_died_long_ago_are_forgotten(engine: Engine) -> None:
         names = set(db.execute(select(relays.c.id)).scalars())
     assert "old" not in names
     assert "new" in names
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_relay_that_runs_for_months_forgets_the_others_that_died(engine: Engine) -> None:
+    """It looks again every hour, so that the doctor does not complain for ever."""
+    clock = VirtualClock()
+    leases = Leases(engine, clock=clock)
+    leases.renew()
+    with engine.begin() as db:
+        db.execute(insert(relays).values(id="old", until=0.0, engine="lease", host="h"))
+    clock.advance(60)
+    leases.renew()
+    assert size(engine, relays) == 2
+    clock.advance(3600)
+    leases.renew()
+    assert size(engine, relays) == 1
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -435,6 +457,91 @@ def test_a_delayed_event_is_published_when_due_and_not_before(engine: Engine) ->
     assert [m.key for m in sink.taken] == [b"soon"]
     assert size(engine, delayed) == 1
     moving.close()
+
+
+def make_due(engine: Engine, *ages: float) -> None:
+    """Let the delayed events have been due for so many seconds, in the order of their rows."""
+    with engine.begin() as db:
+        for seq, age in zip(db.execute(select(delayed.c.seq)).scalars().all(), ages, strict=True):
+            late = {"due": time.time() - age, "id": _uuid7(86_400 + age)}
+            db.execute(delayed.update().where(delayed.c.seq == seq).values(**late))
+
+
+def _uuid7(age: float) -> uuid.UUID:
+    made = int((time.time() - age) * 1000)
+    return uuid.UUID(int=made << 80 | 7 << 76 | 2 << 62 | secrets.randbits(62))
+
+
+def test_delayed_events_of_a_key_leave_by_their_due_times(engine: Engine) -> None:
+    """Not in the order in which they were added; and the header tells when each was due."""
+    stage(engine, 3, delay=3600.0)
+    make_due(engine, 10, 30, 20)
+    sink = NullSink()
+    Relay(LeaseEngine(engine, sink)).run_once()
+    assert [m.payload for m in sink.taken] == [b'{"n":1}', b'{"n":2}', b'{"n":0}']
+    dues = [dict(to_wire(message))[DUE] for message in sink.taken]
+    assert None not in dues
+    assert dues == sorted(dues, key=lambda due: due or b"")
+
+
+def test_a_relay_moves_the_delayed_events_of_its_own_shards_only(engine: Engine) -> None:
+    """Two that moved one key's events at once could number the later one first."""
+    first, second = (
+        LeaseEngine(engine, NullSink(), terms=LeaseTerms(seconds=60)) for _ in range(2)
+    )
+    for moving in (first, second, first, second):
+        moving._leases.renew()
+    keys = [str(n) for n in range(40)]
+    for key in keys:
+        stage(engine, 1, key, delay=0.0)
+    assert second._delays._move_due() > 0
+    with engine.connect() as db:
+        moved = set(db.execute(select(outbox.c.shard)).scalars())
+        left = set(db.execute(select(delayed.c.shard)).scalars())
+    assert moved <= set(second._leases.owned)
+    assert left <= set(first._leases.owned)
+    with engine.begin() as db:  # the first one was frozen, and the second takes over
+        db.execute(shard.update().values(until=0))
+    with pytest.raises(LeaseLost):
+        first._delays._move_due()
+    assert size(engine, delayed) > 0
+
+
+def test_a_delayed_event_is_as_old_as_the_time_since_it_was_due(engine: Engine) -> None:
+    """A day of delay and two minutes of outage are two minutes of waiting."""
+    stage(engine, 1, delay=86_400.0)
+    make_due(engine, 120)
+    leases = Leases(engine)
+    leases.renew()
+    assert Delays(engine, leases).move() == 1
+    age = Backlog(engine).measure().oldest_seconds
+    assert age is not None
+    assert 120 <= age < 600
+
+
+class FlakySink(NullSink):
+    """Fails some times with what may pass by itself."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise Transient("rolled back for a rival")
+        return super().publish(messages)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_single_run_waits_out_what_passes_by_itself(engine: Engine) -> None:
+    """It tries again some times, and then says what is wrong."""
+    stage(engine, 3)
+    assert Relay(LeaseEngine(engine, FlakySink(3)), clock=VirtualClock(auto=True)).run_once() == 3
+    stage(engine, 3)
+    with pytest.raises(Transient, match="rival"):
+        Relay(LeaseEngine(engine, FlakySink(99)), clock=VirtualClock(auto=True)).run_once()
+    assert size(engine) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,16 @@ from sqlalchemy.exc import InternalError, OperationalError
 from holdfast import ConfigurationError
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
+from holdfast.cli.failures import EXIT_DOWN, exit_code
 from holdfast.cli.sidecar import RelaySettings, Sidecar
 from holdfast.database import open_database
 from holdfast.errors import DependencyDown
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.leases import Leases
+from holdfast.outbox.audit import Warrant
+from holdfast.outbox.backlog import Backlog
+from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.outages import is_outage
+from holdfast.outbox.parked_keys import ParkedKeys, Selection
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -103,12 +107,33 @@ def test_missing_privileges_end_the_relay_with_the_grant(postgres: Postgres) -> 
     clerk = open_database(owner.url.set(username="relay_clerk").render_as_string())
     for run in ("run", "run_once"):
         relay = Relay(LeaseEngine(clerk, connect("memory:").sink()))
-        with pytest.raises(ConfigurationError, match=r"GRANT SELECT, INSERT.* TO"):
+        with pytest.raises(ConfigurationError, match=r"GRANT SELECT, INSERT.* TO") as told:
             getattr(relay, run)()
+    with owner.begin() as db:
+        grants = str(told.value).partition("let its owner run  ")[2]
+        db.execute(text(grants.replace("<the relay's role>", "relay_clerk")))
+        Outbox().add(db, "x" * 3000, topic="t", key="large")
+        Outbox().add(db, {}, topic="t", key="late", delay=0)
+    _work_as(clerk)
     clerk.dispose()
     with owner.begin() as db:
+        assert Backlog(owner).measure().parked == 0
+        db.execute(text("DROP OWNED BY relay_clerk"))
         db.execute(text("DROP ROLE relay_clerk"))
     owner.dispose()
+
+
+def _work_as(clerk: Engine) -> None:
+    """Do all that a relay and an operator do: delayed events, a refusal, a release."""
+    small, large = connect("memory:?max_message=2000"), connect("memory:")
+    assert Relay(LeaseEngine(clerk, small.sink())).run_once() == 1
+    ParkedKeys(clerk).release(Selection(topic="t"), Warrant(actor="ada", reason="OPS-1"))
+    assert Relay(LeaseEngine(clerk, large.sink())).run_once() == 1
+
+
+def test_what_may_pass_later_is_no_mistake_in_the_command() -> None:
+    """Exit code 3, so that a supervisor tries again; 2 would keep the relay down."""
+    assert exit_code(LeaseLost()) == EXIT_DOWN
 
 
 def _shop(tmp_path: Path, held: float) -> RelaySettings:

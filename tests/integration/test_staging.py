@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, insert, select
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from holdfast import ConfigurationError, InvalidMessage, Message, handling
 from holdfast.database import open_database
@@ -23,15 +35,25 @@ from holdfast.outbox.schema import SHARDS, delayed, outbox
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
     from tests.servers import MariaDB, Postgres
 
 tables = MetaData()
 orders = Table("staged_orders", tables, Column("id", Integer, primary_key=True))
+
+
+class Base(DeclarativeBase):
+    metadata = tables
+
+
+class Shipment(Base):
+    __tablename__ = "staged_shipments"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str | None] = mapped_column(String(20))
 
 
 class OrderPlaced(msgspec.Struct):
@@ -179,13 +201,74 @@ def test_the_current_span_is_stored_with_the_event(engine: Engine) -> None:
     assert headers["ce_traceparent"] == message.traceparent
 
 
-def test_many_events_are_staged_by_one_statement_in_their_order(engine: Engine) -> None:
-    """A batch keeps its order, and shares the transaction."""
-    with Session(engine) as session, session.begin():
-        Outbox().add_all(session, [Event(body=[n], topic="t", key=7) for n in range(500)])
+@pytest.mark.parametrize("delay", [None, 60.0])
+def test_many_events_are_staged_by_one_statement_in_their_order(
+    engine: Engine, delay: float | None
+) -> None:
+    """A batch keeps its order, and the database itself counts a single INSERT."""
+    table = outbox if delay is None else delayed
+    events = [Event(body=[n], topic="t", key=7, delay=delay) for n in range(500)]
+    with engine.begin() as db, inserts_counted(db, table.name) as counted:
+        Outbox().add_all(db, events)
+        assert counted() == 1
     with engine.connect() as db:
-        rows = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
+        rows = db.execute(select(table.c.payload).order_by(table.c.seq)).scalars().all()
     assert [bytes(row) for row in rows] == [b"[%d]" % n for n in range(500)]
+
+
+@contextmanager
+def inserts_counted(db: Connection, table: str) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns how many INSERTs into *table* the database has run."""
+    if db.dialect.name == "sqlite":
+        seen: list[str] = []
+        raw: Any = db.connection.driver_connection
+        raw.set_trace_callback(seen.append)
+        yield lambda: len([words for words in seen if words.startswith(f"INSERT INTO {table}")])
+        raw.set_trace_callback(None)
+    elif db.dialect.name == "postgresql":
+        db.exec_driver_sql("CREATE TEMP SEQUENCE counted MINVALUE 0")
+        db.exec_driver_sql(
+            "CREATE FUNCTION pg_temp.count_it() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM nextval('counted'); RETURN NULL; END$$"
+        )
+        db.exec_driver_sql(
+            f"CREATE TRIGGER counter AFTER INSERT ON {table} EXECUTE FUNCTION pg_temp.count_it()"
+        )
+        yield lambda: db.exec_driver_sql("SELECT nextval('counted')").scalar_one()
+        db.exec_driver_sql(f"DROP TRIGGER counter ON {table}")
+    else:
+        status = "SHOW SESSION STATUS LIKE 'Com_insert'"
+        before = int(db.exec_driver_sql(status).one()[1])
+        yield lambda: int(db.exec_driver_sql(status).one()[1]) - before
+
+
+def test_whatever_is_in_them_many_rows_are_what_single_ones_are(engine: Engine) -> None:
+    """No key, no payload, bytes that are no text, quotes, a zero character."""
+    headers = {"plain": 'it\'s "quoted" – ü', "raw": b"\xff\x00", "zero": "a\x00b", "none": None}
+    told: Any = {"topic": "orders", "type": "Ö'\"}", "headers": headers}
+    bodies = [b"\x00\xff", b"", None, "k'ü\""]
+    events = [Event(body=b, key=k, **told) for b, k in zip(bodies, (None, "", 1, "ü"), strict=True)]
+    with engine.begin() as db:
+        for one in events:
+            Outbox().add_all(db, [one])
+        Outbox().add_all(db, events)
+        rows = db.execute(select(outbox).order_by(outbox.c.seq)).mappings().all()
+    for single, bulk in zip(rows[:4], rows[4:], strict=True):
+        for name in ("aggregatetype", "aggregateid", "type", "payload"):
+            assert bulk[name] == single[name]
+        assert _lasting(bulk["headers"]) == _lasting(single["headers"])
+        assert bulk["shard"] == shard_of("orders", bulk["aggregateid"], str(bulk["id"]))
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_very_many_or_large_events_are_staged_in_portions(engine: Engine) -> None:
+    """No statement grows beyond what a server takes; the order holds across them."""
+    bodies = [b"%d" % n for n in range(5001)] + [b"x" * 9_000_000] * 2
+    with engine.begin() as db, inserts_counted(db, outbox.name) as counted:
+        Outbox().add_all(db, [Event(body=body, topic="t") for body in bodies])
+        assert counted() == 3
+        rows = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
+    assert list(map(bytes, rows)) == bodies
 
 
 def test_correlation_and_cause_are_stored_with_the_event(engine: Engine) -> None:
@@ -229,6 +312,75 @@ def test_ordered_writers_of_a_key_take_turns(postgres: Postgres) -> None:
         assert not second_done.is_set()
     thread.join(30)
     assert second_done.is_set()
+    engine.dispose()
+
+
+@contextmanager
+def statements_of(engine: Engine) -> Iterator[list[str]]:
+    """Collect the first words of what is sent to the database, and how many rows they bring."""
+    sent: list[str] = []
+
+    def note(
+        _db: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
+    ) -> None:
+        times = len(parameters) if many else 1
+        sent.extend([" ".join(statement.split()[:3])] * times)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def test_what_a_session_changed_is_written_before_its_event(engine: Engine) -> None:
+    """The row is locked before the event gets its number, although the commit would flush."""
+    with Session(engine) as session, session.begin():
+        session.add(Shipment(id=1))
+    with Session(engine) as session, session.begin():
+        session.get_one(Shipment, 1).status = "sent"
+        with statements_of(engine) as sent:
+            Outbox().add(session, {}, topic="t", key="1")
+    assert [words.split()[0] for words in sent] == ["UPDATE", "INSERT"]
+
+
+def test_an_event_may_be_added_by_a_hook_of_the_session(engine: Engine) -> None:
+    """During a flush there is nothing to flush; the event goes in after what was written."""
+    with Session(engine) as session, session.begin():
+        event.listen(
+            session, "after_flush", lambda session, _: Outbox().add(session, {}, topic="t")
+        )
+        session.add(Shipment(id=1))
+        with statements_of(engine) as sent:
+            session.flush()
+    tables = [words.split()[2] for words in sent if words.startswith("INSERT")]
+    assert tables == ["staged_shipments", "holdfast_outbox"]
+
+
+def test_writers_through_the_orm_take_turns_by_the_row_they_change(postgres: Postgres) -> None:
+    """The order of events is the order of commits, though both sessions flush at the commit."""
+    engine = open_database(postgres.database("staging_orm"))
+    create_tables(engine)
+    tables.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Shipment(id=1))
+
+    def ship(session: Session, status: str) -> None:
+        session.get_one(Shipment, 1).status = status
+        Outbox().add(session, status, topic="t", key="1")
+
+    def second() -> None:
+        with Session(engine) as session, session.begin():
+            ship(session, "second")
+
+    thread = threading.Thread(target=second)
+    with Session(engine) as session, session.begin():
+        ship(session, "first")
+        thread.start()
+        wait_until(lambda: _waits_for_a_lock(postgres) or not thread.is_alive())
+    thread.join(30)
+    with Session(engine) as session:
+        events = session.scalars(select(outbox.c.payload).order_by(outbox.c.seq)).all()
+        assert session.get_one(Shipment, 1).status == "second"
+    assert [bytes(payload) for payload in events] == [b"first", b"second"]
     engine.dispose()
 
 
@@ -299,9 +451,15 @@ def test_async_sessions_and_connections_are_awaited(postgres: Postgres) -> None:
     """The same call serves both colours."""
     url = postgres.database("staging_async")
     create_tables(sync := open_database(url))
+    tables.create_all(sync)
 
     async def work() -> None:
         engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+            session.add(Shipment(id=1))
+            with statements_of(engine.sync_engine) as sent:
+                await Outbox().add(session, {}, topic="t")
+            assert [words.split()[2] for words in sent] == ["staged_shipments", "holdfast_outbox"]
         async with AsyncSession(engine) as session, session.begin():
             message = await Outbox().add(session, {"n": 1}, topic="t", key="k")
             assert message.topic == "t"

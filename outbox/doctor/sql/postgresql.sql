@@ -1,13 +1,20 @@
 -- name: privileges
-SELECT bool_and(has_table_privilege(CAST(:table AS text), trim(one))) AS all_of_them, current_user
+SELECT bool_and(has_table_privilege(CAST(:table AS text), trim(one))) AS all_of_them,
+    quote_ident(current_user)
 FROM unnest(string_to_array(:needed, ',')) AS one
+-- name: sequence
+SELECT s.name, has_sequence_privilege(s.name, 'USAGE, UPDATE') AS usable
+FROM pg_attribute AS a, pg_get_serial_sequence(CAST(:table AS text), 'seq') AS s (name)
+WHERE a.attrelid = to_regclass(CAST(:table AS text)) AND a.attname = 'seq'
+AND a.attidentity = '' AND s.name IS NOT NULL
 -- name: settings
 SELECT current_setting('wal_level') AS wal_level,
     current_setting('max_slot_wal_keep_size') AS keep
 -- name: slots
 SELECT slot_name, active, active_pid, wal_status, safe_wal_size,
     CAST(confirmed_flush_lsn AS text) AS confirmed,
-    pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained
+    pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained,
+    age(xmin) AS xmin_age, age(catalog_xmin) AS catalog_xmin_age
 FROM pg_replication_slots ORDER BY restart_lsn NULLS FIRST
 -- name: log_end
 SELECT CAST(pg_current_wal_lsn() AS text)
@@ -31,10 +38,26 @@ WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
 AND pid <> pg_backend_pid() AND backend_type <> 'walsender'
 AND xact_start < clock_timestamp() - make_interval(secs => :least)
 ORDER BY xact_start LIMIT :most
+-- name: hidden
+-- Without pg_read_all_stats PostgreSQL shows of others' sessions neither kind nor times.
+SELECT pid, usename, quote_ident(current_user) AS role FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+AND pid <> pg_backend_pid() AND backend_type IS NULL AND usesysid IS NOT NULL
+ORDER BY age(coalesce(backend_xmin, backend_xid)) DESC
 -- name: prepared
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared) AS age FROM pg_prepared_xacts
 WHERE prepared < clock_timestamp() - make_interval(secs => :least)
 ORDER BY prepared LIMIT :most
+-- name: horizon
+SELECT holder, age FROM (
+    SELECT 'pid ' || pid, age(backend_xmin) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND datname = current_database()
+    UNION ALL
+    SELECT 'slot ' || slot_name, age(xmin) FROM pg_replication_slots
+    UNION ALL
+    SELECT 'prepared transaction ' || gid, age(transaction) FROM pg_prepared_xacts
+    WHERE database = current_database()
+) AS one (holder, age) WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1
 -- name: bloat
 SELECT s.n_dead_tup AS dead, pg_total_relation_size(c.oid) AS bytes, c.reloptions AS options,
     current_setting('autovacuum') AS autovacuum,
