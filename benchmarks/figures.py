@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from profiles import explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +66,42 @@ def compare(
     on the machine hits both sides of a round alike, so only the ratio means anything. A
     missed goal carries a profile of *ours*.
     """
-    pairs = []
+    found = contest({"ours": ours, "peer": peer}, rounds)
+    figure = against(name, found["ours"], found["peer"], unit=unit, goal=goal, detail=detail)
+    return explained(figure, ours)
+
+
+def contest(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Measure all *sides* in turn, the other way round every second time."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
     for round_ in range(rounds):
-        first, second = (ours, peer) if round_ % 2 == 0 else (peer, ours)
-        a, b = first(), second()
-        pairs.append((a, b) if round_ % 2 == 0 else (b, a))
-    ratio = statistics.median(a / b for a, b in pairs)
-    figure = Figure(
+        order = list(sides) if round_ % 2 == 0 else list(reversed(sides))
+        for name in order:
+            found[name].append(sides[name]())
+    return found
+
+
+def against(
+    name: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    *,
+    unit: str,
+    goal: Goal,
+    detail: str,
+) -> Figure:
+    """Return the figure of two sides of a `contest`."""
+    ratio = statistics.median(a / b for a, b in zip(ours, peer, strict=True))
+    return Figure(
         name=name,
-        ours=statistics.median(a for a, _ in pairs),
-        peer=statistics.median(b for _, b in pairs),
+        ours=statistics.median(ours),
+        peer=statistics.median(peer),
         unit=unit,
         ratio=round(ratio, 3),
         goal=str(goal),
         met=goal.met(ratio),
         detail=detail,
     )
-    return explained(figure, ours)
 
 
 def rate(work: Callable[[], object], count: int) -> float:

@@ -18,15 +18,25 @@ _LINES = 8
 
 def explained(figure: Figure, work: Callable[[], object]) -> Figure:
     """Return *figure*; with a profile of *work* in its detail if the goal was missed."""
-    if figure.met:
-        return figure
-    profile = cProfile.Profile()
-    profile.runcall(work)
-    return replace(figure, detail=f"{figure.detail}; profile of the main thread: {top(profile)}")
+
+    def profile() -> str:
+        profiler = cProfile.Profile()
+        profiler.runcall(work)
+        return f"profile of the main thread: {top(profiler)}"
+
+    return told(figure, profile)
 
 
-def top(profile: cProfile.Profile) -> str:
-    """Return the functions that took the most time of their own, in one line."""
+def told(figure: Figure, why: Callable[[], str]) -> Figure:
+    """Return *figure*; with what *why* tells in its detail if the goal was missed."""
+    return figure if figure.met else replace(figure, detail=f"{figure.detail}; {why()}")
+
+
+def top(profile: cProfile.Profile | str) -> str:
+    """Return the functions that took the most time of their own, in one line.
+
+    A text is the name of a file that another process has left its profile in.
+    """
     stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total = sum(own for _, _, own, _, _ in stats.values()) or 1.0
     rows = sorted(stats.items(), key=lambda item: item[1][2], reverse=True)[:_LINES]

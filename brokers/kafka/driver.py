@@ -93,6 +93,10 @@ class Producer(Protocol):
     ) -> list[Published]:
         """Return one result per message once each is stored or refused.
 
+        `Transient` (or `BrokerDown`) for those that were not sent again after another one
+        was refused: there was no time, or they are of the key of the refused one. Of a lane,
+        nothing behind such a message is stored.
+
         Unless *located*, lanes and positions need not be told where that costs something.
         `BrokerDown` when that is not known for all by *until* on the monotonic clock.
         """

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from holdfast.brokers.kafka.refusals import UNSENT, is_open, is_refused, try_alone
 from holdfast.brokers.kafka.sizes import batch_size, chunks, wire_size
 from holdfast.errors import (
     BrokerDown,
@@ -32,6 +33,10 @@ _log = logging.getLogger("holdfast.brokers.kafka")
 
 class KafkaSink:
     """Publishes through one idempotent producer; a result means that all replicas have it.
+
+    Kafka refuses a message together with others, which are sent again without it. Where that
+    must not be (behind a refused message of the key) or cannot be (in time), their result is
+    `Transient`: publish them again.
 
     When the broker does not answer in time, everything on its way is dropped together with
     the producer: no later message of a batch can be stored once an earlier one was given
@@ -136,12 +141,21 @@ class KafkaSink:
             if self._transactional:
                 return self._send_whole(self._producer, messages, until)
             publish = partial(self._producer.publish, until=until, located=located)
-            runs = self._runs(messages)
-            return [result for run in runs for result in publish(run)]
+            return self._send_runs(publish, messages)
         except BaseException as error:
             # Also when interrupted: what is on its way must not arrive behind its successors.
             self._drop(str(error))
             raise
+
+    def _send_runs(
+        self, publish: Callable[[Sequence[Message]], list[Published]], messages: Sequence[Message]
+    ) -> list[Published]:
+        """Send one run after the other; nothing overtakes what could not be sent."""
+        results: list[Published] = []
+        for run in self._runs(messages):
+            is_stuck = any(map(is_open, results))
+            results += [UNSENT] * len(run) if is_stuck else publish(run)
+        return results
 
     def _drop(self, reason: str) -> None:
         """Give the producer up with all that it holds; the next publish makes a new one."""
@@ -180,22 +194,41 @@ class KafkaSink:
         results: list[Published],
         until: float,
     ) -> list[Published]:
+        self._take_back(producer, until, spoilt=True)
+        rest = [Published()] * (len(messages) - len(results))
+        found = [
+            result if self._is_to_blame(message, result) else Published()
+            for message, result in zip(messages, [*results, *rest], strict=True)
+        ]
+        suspects = [place for place, result in enumerate(found) if is_refused(result)]
+        if len(suspects) > 1:
+            try_alone(messages, suspects, found, partial(self._probe, until=until))
+        return [r if is_refused(r) else Published(error=_rolled_back()) for r in found]
+
+    def _probe(self, message: Message, until: float) -> Published:
+        """Return whether Kafka takes *message*, by a transaction that is taken back."""
+        if self._clock.monotonic() >= until:
+            return UNSENT
+        if self._producer is None:
+            self._producer = self._make()
+        self._producer.begin()
+        [result] = self._producer.publish([message], until)
+        self._take_back(self._producer, until, spoilt=result.error is not None)
+        return result
+
+    def _take_back(self, producer: Producer, until: float, *, spoilt: bool) -> None:
         try:
             producer.abort(until)
         except HoldfastError as error:  # the successor's start takes the transaction back
             _log.warning("a transaction is left to its successor: %s", error)
-        # Both clients lose count of their sequence numbers by a refused message.
-        self._drop("a message was refused")
-        rest = [Published()] * (len(messages) - len(results))
-        return [
-            result if self._is_to_blame(message, result) else Published(error=_rolled_back())
-            for message, result in zip(messages, [*results, *rest], strict=True)
-        ]
+            spoilt = True
+        if spoilt:  # both clients lose count of their sequence numbers by a refused message
+            self._drop("a message was refused")
 
     def _is_to_blame(self, message: Message, result: Published) -> bool:
         """Whether *message* itself was refused; clients blame others of its batch as well."""
         if not isinstance(result.error, MessageTooLarge):
-            return result.error is not None
+            return is_refused(result)
         limits = (self._narrow.get(message.topic), self.caps.max_message)
         return batch_size(message) > min(limit for limit in limits if limit is not None)
 

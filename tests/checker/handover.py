@@ -72,7 +72,8 @@ def freeze_before_parking(engine: Any, *, guarded: bool) -> None:
 
 def freeze_before_reading(engine: Any) -> None:
     """Stop this process when every shard is its own, before its snapshot is taken."""
-    moving, begin = engine._pass, engine._pass.begin
+    moving = engine._opening if engine.name == "wal" else engine._pass
+    begin = moving.begin
 
     def frozen() -> None:
         if len(engine._leases.owned) == SHARDS:

@@ -22,6 +22,7 @@ from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks, Step
+from holdfast.signals import signals_heard
 from tests.checker.handover import (
     HEIR,
     UNGUARDED,
@@ -115,8 +116,8 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
     if sabotage == HEIR:
         freeze_before_reading(moving)
     running = Relay(moving, backoff=Backoff(first=0.05, ceiling=0.5), observer=tell)
-    signal.signal(signal.SIGTERM, lambda *_: running.stop())
-    running.run()
+    with signals_heard(lambda _: running.stop()):
+        running.run()
 
 
 if __name__ == "__main__":

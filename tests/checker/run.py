@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -40,11 +41,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).parent
+_PATIENCE = 120.0
 _LOG_END = text("SELECT CAST(pg_current_wal_insert_lsn() AS text)")
 _CONFIRMED = text(
     "SELECT confirmed_flush_lsn >= CAST(:end AS pg_lsn) FROM pg_replication_slots"
     " WHERE database = current_database()"
 )
+
+
+@dataclass(slots=True)
+class Toll:
+    """What a run has killed so far."""
+
+    kills: int = 0
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,7 @@ class Run:
     sabotage: str = ""
     faults: list[Callable[[], None]] = field(default_factory=list)
     """Restarts of servers, spread over the run."""
+    toll: Toll = field(default_factory=Toll, init=False)
 
     def go(self) -> Verdict:
         """Run it and judge what reached the broker."""
@@ -69,18 +80,21 @@ class Run:
         if self.sabotage == "cursor":  # it loses what commits while it reads
             select_([relay.stdout for relay in relays], [], [], 60)
         writers = [
-            _child("writer.py", self.database, f"w{n}", str(self.seconds), self.engine)
-            for n in range(self.writers)
+            _child("writer.py", self.database, f"w{n}", self.engine) for n in range(self.writers)
         ]
         try:
-            self._strain(writers, relays)
+            assert all(writer.stdout and writer.stdout.readline() for writer in writers)
+            self._strain(relays)
             for writer in writers:
-                writer.wait(60)
+                writer.terminate()
+            assert [writer.wait(60) for writer in writers] == [0] * self.writers
             self._drain(relays)
         finally:
             for process in (*writers, *relays):
                 _end(process)
-        return judge(self._committed(), self._stored())
+        verdict = judge(self._committed(), self._stored())
+        verdict.kills, verdict.restarts = self.toll.kills, self.toll.restarts
+        return verdict
 
     def _prepare(self) -> None:
         engine = open_database(self.database)
@@ -104,7 +118,7 @@ class Run:
         broker.close()
 
     def _start_relays(self) -> list[subprocess.Popen[bytes]]:
-        if not self._hands_over:
+        if not self.hands_over:
             return [self._relay() for _ in range(self.relays)]
         zombie = self._relay(self.sabotage, ZOMBIE_SECONDS)
         try:
@@ -115,7 +129,8 @@ class Run:
         return [zombie, heir]
 
     @property
-    def _hands_over(self) -> bool:
+    def hands_over(self) -> bool:
+        """Whether a relay freezes and another takes over, instead of kills."""
         return self.sabotage in (ZOMBIE, UNGUARDED)
 
     def _write_more(self) -> None:
@@ -142,23 +157,30 @@ class Run:
         seconds = str(self.lease if lease is None else lease)
         return _child("relay.py", self.database, self.broker, self.engine, seconds, broken)
 
-    def _strain(
-        self, writers: list[subprocess.Popen[bytes]], relays: list[subprocess.Popen[bytes]]
-    ) -> None:
-        """Kill a relay that is at work, again and again; restart servers in between."""
+    def _strain(self, relays: list[subprocess.Popen[bytes]]) -> None:
+        """Kill relays that are at work, again and again; restart servers in between."""
         chance = random.Random(1)
-        start, faults = time.monotonic(), list(self.faults)
-        share = self.seconds / (len(self.faults) + 1)
-        while any(writer.poll() is None for writer in writers):
+        for fault in (*self.faults, None):
+            self._kill_for_a_while(relays, chance, self.seconds / (len(self.faults) + 1))
+            if fault is not None:
+                fault()
+                self.toll.restarts += 1
+
+    def _kill_for_a_while(
+        self, relays: list[subprocess.Popen[bytes]], chance: random.Random, seconds: float
+    ) -> None:
+        """Go on for *seconds*, and until one was killed: on a slow machine that is later."""
+        start, before = time.monotonic(), self.toll.kills
+        kills = self.sabotage != "cursor" and not self.hands_over
+        while (passed := time.monotonic() - start) < seconds or (
+            kills and self.toll.kills == before
+        ):
+            assert passed < seconds + _PATIENCE, "no relay is at work any more"
             self._replace_dead(relays)
-            if self.sabotage == "cursor" or self._hands_over:
-                time.sleep(0.05)  # pacing: these need no kills
-            else:
+            if kills:
                 self._kill_one(relays, chance)
-            if faults and time.monotonic() - start > share * (len(self.faults) - len(faults) + 1):
-                faults.pop(0)()
-        for fault in faults:
-            fault()
+            else:
+                time.sleep(0.05)  # pacing: nothing to do here
 
     def _kill_one(self, relays: list[subprocess.Popen[bytes]], chance: random.Random) -> None:
         working = [r for r in relays if r.stdout and select_([r.stdout], [], [], 0.05)[0]]
@@ -166,8 +188,13 @@ class Run:
             return
         victim = chance.choice(working)
         time.sleep(chance.uniform(0, 0.1))  # pacing: a kill at a moment of no meaning
-        _end(victim)
+        self._bury(victim)
         relays[relays.index(victim)] = self._relay()
+
+    def _bury(self, relay: subprocess.Popen[bytes]) -> None:
+        """Kill *relay* unless it is dead, and count it if that is what it died of."""
+        _end(relay)
+        self.toll.kills += relay.returncode == -signal.SIGKILL
 
     def _drain(self, relays: list[subprocess.Popen[bytes]]) -> None:
         engine = open_database(self.database)
@@ -198,7 +225,7 @@ class Run:
     def _replace_dead(self, relays: list[subprocess.Popen[bytes]]) -> None:
         for place, relay in enumerate(relays):
             if relay.poll() is not None:
-                relay.communicate()
+                self._bury(relay)
                 relays[place] = self._relay()
 
     def _committed(self) -> dict[str, int]:

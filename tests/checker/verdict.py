@@ -20,6 +20,10 @@ class Verdict:
     phantoms: list[tuple[str, int]] = field(default_factory=list)
     events: int = 0
     duplicates: int = 0
+    kills: int = 0
+    """Relays that were at work and died by SIGKILL."""
+    restarts: int = 0
+    """Servers killed and started again."""
 
     @property
     def clean(self) -> bool:
@@ -28,7 +32,8 @@ class Verdict:
 
     def __str__(self) -> str:
         return (
-            f"{self.events} events, {self.duplicates} duplicates, lost {self.lost[:5]}, "
+            f"{self.events} events, {self.kills} relays killed, {self.restarts} servers restarted, "
+            f"{self.duplicates} duplicates, lost {self.lost[:5]}, "
             f"out of order {self.disorder[:5]}, rolled back but published {self.phantoms[:5]}"
         )
 

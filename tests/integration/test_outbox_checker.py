@@ -7,83 +7,70 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.checker.run import Run
-from tests.servers import MariaDB, Postgres, Redis
+from tests.servers import Kafka, MariaDB, Postgres, Redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.servers.fixtures import PrivateServer
     from tests.servers.server import Server
+
+LONG = 120
+"""Seconds of a long run, beside what the servers take to come back."""
 
 
 @pytest.fixture
-def report(record_property: Callable[[str, object], None]) -> Callable[[object], None]:
-    """Note a verdict in the test report."""
-    return lambda verdict: record_property("verdict", str(verdict))
+def survives(record_property: Callable[[str, object], None]) -> Callable[[Run], None]:
+    """Offer to make a run, note its verdict in the report, and see every promise kept."""
+
+    def check(run: Run) -> None:
+        verdict = run.go()
+        record_property("verdict", str(verdict))
+        assert verdict.clean, verdict
+        assert verdict.events > 20
+        assert verdict.restarts == len(run.faults), verdict
+        if not run.hands_over:
+            assert verdict.kills > verdict.restarts, verdict  # one before and after each, at least
+
+    return check
 
 
 def test_sqlite_outbox_survives_killed_relays(
-    tmp_path: Path, report: Callable[[object], None]
+    tmp_path: Path, survives: Callable[[Run], None]
 ) -> None:
     """Two relays on one file, killed every half second: 0 lost, 0 out of order."""
-    run = Run(database=f"sqlite:///{tmp_path}/s.db", broker=f"sqlite:///{tmp_path}/b.db")
-    report(verdict := run.go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
+    survives(Run(database=f"sqlite:///{tmp_path}/s.db", broker=f"sqlite:///{tmp_path}/b.db"))
 
 
-def test_postgres_outbox_survives_killed_relays(
-    postgres: Postgres, tmp_path: Path, report: Callable[[object], None]
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("lease", "postgres"), ("lease", "mariadb"), ("wal", "postgres")]
+)
+def test_an_outbox_on_a_server_survives_killed_relays(
+    engine: str,
+    kind: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    survives: Callable[[Run], None],
 ) -> None:
     """Long and rolled-back transactions, three relays, kills: 0 lost, 0 out of order."""
-    run = Run(
-        database=postgres.database("checker_lease"),
-        broker=f"sqlite:///{tmp_path}/b.db",
-        relays=3,
-        writers=4,
+    server: Postgres | MariaDB = request.getfixturevalue(kind)
+    survives(
+        Run(
+            database=server.database(f"checker_{engine}"),
+            broker=f"sqlite:///{tmp_path}/b.db",
+            engine=engine,
+            relays=3,
+            writers=4,
+        )
     )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
-
-
-def test_mariadb_outbox_survives_killed_relays(
-    mariadb: MariaDB, tmp_path: Path, report: Callable[[object], None]
-) -> None:
-    """The same on MariaDB, where auto-increment has the same gaps."""
-    run = Run(
-        database=mariadb.database("checker_lease"),
-        broker=f"sqlite:///{tmp_path}/b.db",
-        relays=3,
-        writers=4,
-    )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
-
-
-def test_the_wal_engine_survives_killed_relays(
-    postgres: Postgres, tmp_path: Path, report: Callable[[object], None]
-) -> None:
-    """The stream is confirmed only up to what was published: 0 lost, 0 out of order."""
-    run = Run(
-        database=postgres.database("checker_wal"),
-        broker=f"sqlite:///{tmp_path}/b.db",
-        engine="wal",
-        writers=4,
-    )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
 
 
 def test_events_without_a_row_survive_killed_relays(
-    postgres: Postgres, tmp_path: Path, report: Callable[[object], None]
+    postgres: Postgres, tmp_path: Path, survives: Callable[[Run], None]
 ) -> None:
     """Only the log holds them, and every relay dies before its third batch is published."""
-    report(verdict := _emitted(postgres, tmp_path, "doomed").go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
+    survives(_emitted(postgres, tmp_path, "doomed"))
 
 
 def test_the_checker_sees_a_relay_that_confirms_before_it_has_published(
@@ -104,58 +91,92 @@ def _emitted(postgres: Postgres, tmp_path: Path, sabotage: str) -> Run:
     )
 
 
-@pytest.mark.parametrize("engine", ["lease", "wal"])
+ENGINES = [
+    ("lease", Postgres),
+    ("wal", Postgres),
+    ("emitted", Postgres),
+    ("lease", MariaDB),
+]
+"""Each engine on each server that it works on; SQLite is a file."""
+
+
+@pytest.mark.parametrize(("engine", "database"), ENGINES)
 def test_database_and_broker_may_be_killed_too(
-    engine: str, private_server: Callable[..., Server], report: Callable[[object], None]
+    engine: str,
+    database: type[Server],
+    private_server: PrivateServer,
+    survives: Callable[[Run], None],
 ) -> None:
-    """PostgreSQL and Redis die and come back in the middle: 0 lost, 0 out of order."""
-    database, broker = private_server(Postgres), private_server(Redis)
-    run = Run(
-        database=database.url,
-        broker=broker.url,
-        engine=engine,
-        seconds=4,
-        faults=[lambda: _crash(broker), lambda: _crash(database)],
+    """Both die and come back in the middle: 0 lost, 0 out of order."""
+    shop, broker = private_server(database), private_server(Redis)
+    survives(
+        Run(
+            database=shop.url,
+            broker=broker.url,
+            engine=engine,
+            seconds=4,
+            faults=[lambda: _crash(broker), lambda: _crash(shop)],
+        )
     )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
+
+
+def test_database_and_kafka_may_be_killed_too(
+    private_server: PrivateServer, survives: Callable[[Run], None]
+) -> None:
+    """The same with Kafka, whose client has batches of its own under way."""
+    shop, broker = private_server(Postgres), private_server(Kafka)
+    faults = [lambda: _crash(broker), lambda: _crash(shop)]
+    survives(Run(database=shop.url, broker=_impatient(broker), seconds=4, faults=faults))
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("engine", ["lease", "wal"])
-def test_a_long_run_of_kills_and_restarts_on_postgres(
-    engine: str, private_server: Callable[..., Server], report: Callable[[object], None]
+@pytest.mark.parametrize("broker", [Redis, Kafka])
+@pytest.mark.parametrize(("engine", "database"), ENGINES)
+def test_a_long_run_of_kills_and_restarts(
+    engine: str,
+    database: type[Server],
+    broker: type[Server],
+    private_server: PrivateServer,
+    survives: Callable[[Run], None],
 ) -> None:
-    """Five minutes, every server killed six times: 0 lost, 0 out of order."""
-    database, broker = private_server(Postgres), private_server(Redis)
-    run = Run(
-        database=database.url,
-        broker=broker.url,
-        engine=engine,
-        seconds=300,
-        relays=3,
-        faults=[lambda: _crash(broker), lambda: _crash(database)] * 6,
+    """Two minutes, every server killed six times: 0 lost, 0 out of order."""
+    shop, to = private_server(database), private_server(broker)
+    survives(
+        Run(
+            database=shop.url,
+            broker=_impatient(to) if isinstance(to, Kafka) else to.url,
+            engine=engine,
+            seconds=LONG,
+            relays=3,
+            faults=[lambda: _crash(to), lambda: _crash(shop)] * 6,
+        )
     )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
 
 
 @pytest.mark.chaos
-def test_a_long_run_of_kills_and_restarts_on_mariadb(
-    private_server: Callable[..., Server], report: Callable[[object], None]
+@pytest.mark.parametrize("broker", [Redis, Kafka])
+def test_a_long_run_of_kills_and_restarts_on_sqlite(
+    broker: type[Server],
+    tmp_path: Path,
+    private_server: PrivateServer,
+    survives: Callable[[Run], None],
 ) -> None:
-    """The same on MariaDB."""
-    database, broker = private_server(MariaDB), private_server(Redis)
-    run = Run(
-        database=database.url,
-        broker=broker.url,
-        seconds=300,
-        relays=3,
-        faults=[lambda: _crash(broker), lambda: _crash(database)] * 6,
+    """The database is a file; the broker is killed six times."""
+    to = private_server(broker)
+    survives(
+        Run(
+            database=f"sqlite:///{tmp_path}/s.db",
+            broker=_impatient(to) if isinstance(to, Kafka) else to.url,
+            seconds=LONG,
+            relays=3,
+            faults=[lambda: _crash(to)] * 6,
+        )
     )
-    report(verdict := run.go())
-    assert verdict.clean, verdict
+
+
+def _impatient(kafka: Kafka) -> str:
+    """Return a URL by which an outage shows within seconds."""
+    return f"kafka+confluent://{kafka.address}?timeout=5&publish_within=3"
 
 
 def _crash(server: Server) -> None:
@@ -178,17 +199,15 @@ def test_the_checker_sees_a_relay_that_reads_by_a_cursor(
     assert verdict.lost, verdict
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "wal"])
 def test_a_relay_that_wakes_up_after_its_lease_breaks_nothing(
     kind: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    report: Callable[[object], None],
+    survives: Callable[[Run], None],
 ) -> None:
     """It is about to park what its heir publishes, and is refused: 0 lost, 0 out of order."""
-    report(verdict := _handed_over(kind, tmp_path, request, "zombie").go())
-    assert verdict.clean, verdict
-    assert verdict.events > 20
+    survives(_handed_over(kind, tmp_path, request, "zombie"))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -203,6 +222,13 @@ def test_the_checker_sees_a_relay_that_acts_without_the_epoch_guard(
 def _handed_over(kind: str, tmp_path: Path, request: pytest.FixtureRequest, sabotage: str) -> Run:
     url = f"sqlite:///{tmp_path}/s.db"
     if kind != "sqlite":
-        url = request.getfixturevalue(kind).database(f"checker_{sabotage}")
-    broker = f"sqlite:///{tmp_path}/b.db"
-    return Run(database=url, broker=broker, sabotage=sabotage, seconds=1, writers=2)
+        server = request.getfixturevalue("postgres" if kind == "wal" else kind)
+        url = server.database(f"checker_{sabotage}_{kind}")
+    return Run(
+        database=url,
+        broker=f"sqlite:///{tmp_path}/b.db",
+        engine="wal" if kind == "wal" else "lease",
+        sabotage=sabotage,
+        seconds=1,
+        writers=2,
+    )

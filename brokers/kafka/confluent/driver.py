@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
 
+_log = logging.getLogger("holdfast.brokers.kafka.client")
+_log.addFilter(lambda record: "enable.gapless.guarantee is exp" not in record.getMessage())
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one setting
 _OURS = ("bootstrap.servers", "metadata.broker.list", "group.id", "transactional.id")
 
@@ -62,6 +64,10 @@ class ConfluentDriver:
             own["message.timeout.ms"] = 0
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
+        elif not _is_off(self._with({}, native).get("enable.idempotence", True)):
+            # By default librdkafka goes on behind a batch that was refused: what is sent again
+            # because another message of that batch was bad would be overtaken.
+            own["enable.gapless.guarantee"] = True
         return ConfluentProducer(self._with(own, native), self._settings, self._clock)
 
     def member(
@@ -86,7 +92,7 @@ class ConfluentDriver:
             "bootstrap.servers": ",".join(settings.servers),
             "socket.timeout.ms": int(settings.timeout * 1000),
             "reconnect.backoff.max.ms": 2000,
-            "logger": logging.getLogger("holdfast.brokers.kafka.client"),
+            "logger": _log,
         }
         if settings.username is not None:
             base |= {
@@ -110,10 +116,14 @@ class ConfluentDriver:
                     f"{name} is not a setting here: the URL names servers, source() takes "
                     "group=, sink() takes transactional_id="
                 )
-        off = str(native.get("enable.idempotence", True)).lower() == "false"
+        off = _is_off(native.get("enable.idempotence", True))
         flights = native.get("max.in.flight", native.get("max.in.flight.requests.per.connection"))
         if off and str(flights) != "1":
             raise ConfigurationError(
                 "enable.idempotence=False: retries would break the order of keys; leave it on, or "
                 "set max.in.flight=1 as well"
             )
+
+
+def _is_off(value: Any) -> bool:
+    return str(value).lower() == "false"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
+from holdfast.brokers.kafka.refusals import UNSENT, check_outage, is_refused, try_alone
 from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import text_list
 from holdfast.errors import (
@@ -22,7 +23,7 @@ from holdfast.errors import (
 from holdfast.ports import Lane, Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
@@ -30,9 +31,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 MAX_MESSAGE = 1_000_000  # librdkafka's default
-_UNSENT = Published(error=HoldfastError("no report yet"))
+_UNTOLD = Published(error=BrokerDown("publishing: librdkafka did not report"))
 _STORED = Published()
 _FULL_SECONDS = 0.1  # a pause for the queue to drain
+_PLAIN = {
+    "enable.idempotence": False,
+    "enable.gapless.guarantee": False,
+    "max.in.flight": 1,
+}
 
 
 class _Lanes(dict[str, dict[int, Lane]]):
@@ -69,13 +75,15 @@ def _reporter(
     return report
 
 
-def _failure_reporter(
-    failures: list[tuple[int, KafkaError]],
+def _brief_reporter(
+    results: list[Published], failures: list[tuple[int, KafkaError]]
 ) -> Callable[[int, KafkaError | None, Any], None]:
-    """Return the same for those who only want to know what failed: half the work."""
+    """Return the same for those who do not ask where a message is: half the work."""
 
     def report(index: int, error: KafkaError | None, _record: Any) -> None:
-        if error is not None:
+        if error is None:
+            results[index] = _STORED
+        else:
             failures.append((index, error))
 
     return report
@@ -92,38 +100,90 @@ class ConfluentProducer:
         self._briefs: list[partial[None]] = []
         self._results: list[Published] = []
         self._failures: list[tuple[int, KafkaError]] = []
+        self._failed: list[int] = []
+        self._is_whole = True
         self._report = _reporter(self._results, self._failures, self._lanes)
-        self._brief = _failure_reporter(self._failures)
+        self._brief = _brief_reporter(self._results, self._failures)
+        self._configs = configs
+        self._transactional = "transactional.id" in configs
         with translated("making a Kafka producer"):
             self._client = Producer(configs)
-            if "transactional.id" in configs:
+            if self._transactional:
                 self._client.init_transactions(settings.timeout)
 
     def publish(
         self, messages: Sequence[Message], until: float, *, located: bool = True
     ) -> list[Published]:
-        """Hand all to librdkafka, then wait for the report of each."""
+        """Hand all to librdkafka, then wait for the report of each; what failed is tried alone.
+
+        With a refusal everything behind it fails and the client is of no more use (see
+        `enable.gapless.guarantee` in the driver), so the order holds. Without idempotence a
+        client outlives a refusal, and one message at a time needs none.
+        """
+        results = self._attempt(messages, until, located=located)
+        if self._failed and not self._transactional:
+            send = partial(self._alone, until=until, located=located)
+            self._renew(**_PLAIN)
+            try_alone(messages, self._failed.copy(), results, send)
+            self._renew()
+        return results
+
+    def _alone(self, message: Message, until: float, *, located: bool) -> Published:
+        """Send *message* and wait for its report; an outage is only its own."""
+        if self._clock.monotonic() >= until:
+            return UNSENT
+        try:
+            return self._attempt([message], until, located=located)[0]
+        except BrokerDown as error:
+            return Published(error=error)
+
+    def _attempt(
+        self, messages: Sequence[Message], until: float, *, located: bool
+    ) -> list[Published]:
+        """Send all and wait for the report of each."""
         results, failures = self._results, self._failures
-        results[:] = [_UNSENT if located else _STORED] * len(messages)
+        results[:] = [_UNTOLD] * len(messages)
         failures.clear()
+        self._is_whole = True
         produce: Any = self._client.produce
         reports = self._reports_for(len(messages), located=located)
         for index, message in enumerate(messages):
             try:
-                produce(
-                    message.topic, message.payload, message.key, -1, reports[index],
-                    None, 0, text_list(message),
-                )  # fmt: skip
-            except BufferError:
-                self._produce_late(message, reports[index], until)
+                try:
+                    produce(
+                        message.topic, message.payload, message.key, -1, reports[index],
+                        None, 0, text_list(message),
+                    )  # fmt: skip
+                except BufferError:
+                    self._produce_late(message, reports[index], until)
             except KafkaException as error:
-                failures.append((index, error.args[0]))
+                results[index] = Published(error=self._fault(error.args[0], message))
+                self._is_whole = False
             except InvalidMessage as error:
                 results[index] = Published(error=error)
+        own = frozenset() if self._is_whole else _refused(results)
         self._wait(until)
-        for index, failure in failures:
-            results[index] = Published(error=self._fault(failure, messages[index]))
+        self._failed = self._judge(messages, own) if failures or not self._is_whole else []
         return results.copy()
+
+    def _judge(self, messages: Sequence[Message], own: Collection[int]) -> list[int]:
+        """Put the failures into the results; return the places of all but the client's *own*.
+
+        A report that got lost is a failure, too: see `_serve`.
+        """
+        for index, failure in self._failures:
+            self._results[index] = Published(error=self._fault(failure, messages[index]))
+        check_outage(self._results)
+        return [
+            place
+            for place, result in enumerate(self._results)
+            if result.error is not None and place not in own
+        ]
+
+    def _renew(self, **configs: Any) -> None:
+        self.abandon()
+        with translated("making a Kafka producer"):
+            self._client = Producer({**self._configs, **configs})
 
     def _reports_for(self, count: int, *, located: bool) -> list[partial[None]]:
         """Return a callback per index: librdkafka's reports do not say which message it was.
@@ -160,16 +220,25 @@ class ConfluentProducer:
                 )
 
     def _serve(self, serve: Callable[[float], int], seconds: float) -> int:
-        """Let librdkafka report; a fatal error of its own is raised as what it means."""
+        """Let librdkafka report and return how much is left, at least.
+
+        A fatal error of its own is raised as what it means.
+        """
         caught: Any
         try:
             return serve(min(seconds, 1.0))
         except:  # noqa: E722 - it raises fatal errors as a class that is no exception at all
             caught = sys.exc_info()[1]
-        for error in (caught, getattr(caught, "__cause__", None)):
+        error = caught
+        while error is not None:
             if isinstance(error, (KafkaError, KafkaException)):
                 native = error if isinstance(error, KafkaError) else error.args[0]
-                raise translation(native, "publishing")
+                if native.code() != KafkaError._GAPLESS_GUARANTEE:
+                    raise translation(native, "publishing")
+                # A message was refused. The reports say the rest, but this may have cost one.
+                self._is_whole = False
+                return 1
+            error = getattr(error, "__cause__", None)
         raise caught
 
     def _fault(self, error: KafkaError, message: Message) -> HoldfastError:
@@ -178,7 +247,7 @@ class ConfluentProducer:
         fault = translation(error, "publishing")
         if isinstance(fault, UnknownTopic):
             fault = UnknownTopic(message.topic, "it was deleted; create it again")
-        if isinstance(fault, BrokerDown) or error.code() in FENCED:
+        if error.code() in FENCED:
             raise fault  # about the producer, not about this message
         return fault
 
@@ -213,3 +282,7 @@ class ConfluentProducer:
         self._briefs.clear()
         self._reports.clear()
         self._client.close()
+
+
+def _refused(results: Sequence[Published]) -> frozenset[int]:
+    return frozenset(place for place, result in enumerate(results) if is_refused(result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaProducer
@@ -18,6 +19,13 @@ from holdfast.brokers.kafka.nulls import hidden
 from holdfast.brokers.kafka.pure.admin import connected
 from holdfast.brokers.kafka.pure.faults import FENCED, translated, translation
 from holdfast.brokers.kafka.pure.loop import Network
+from holdfast.brokers.kafka.refusals import (
+    UNSENT,
+    check_outage,
+    is_open,
+    is_refused,
+    try_alone,
+)
 from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import to_wire
 from holdfast.errors import (
@@ -79,47 +87,85 @@ class PureProducer:
     def publish(
         self, messages: Sequence[Message], until: float, *, located: bool = True
     ) -> list[Published]:
-        """Send all, then wait for each."""
-        futures = [self._send(message) for message in messages]
+        """Send all, then wait for each; what failed is tried alone."""
+        futures = self._send_all(messages)
         self._flush(until)
         results = [
             self._result(message, future) for message, future in zip(messages, futures, strict=True)
         ]
-        refused = [
+        failed = [
             place
-            for place, future in enumerate(futures)
-            if results[place].error is not None and not isinstance(future, HoldfastError)
+            for place, (future, result) in enumerate(zip(futures, results, strict=True))
+            if result.error is not None
+            and (is_open(result) or not isinstance(future, HoldfastError))
         ]
-        if refused and not self._transactional:
-            self._try_alone(messages, refused, results, until)
+        if failed:
+            check_outage(results)
+            if self._transactional:
+                self._acquit(futures, results)
+            else:
+                self._try_alone(messages, failed, results, until)
         return results
+
+    def _send_all(self, messages: Sequence[Message]) -> list[Any]:
+        """Return what `_send` does for each, up to the first that the client cannot take now."""
+        futures: list[Any] = []
+        for message in messages:
+            futures.append(self._send(message))
+            if isinstance(futures[-1], BrokerDown):
+                break
+        return [*futures, *[UNSENT.error] * (len(messages) - len(futures))]
+
+    def _acquit(self, futures: list[Any], results: list[Published]) -> None:
+        """Blame only those that the broker named, if it did.
+
+        What was not sent yet fails with the error of the whole batch that was refused.
+        """
+        common = self._client._transaction_manager.last_error
+        named = [
+            is_refused(result) and getattr(future, "exception", None) is not common
+            for future, result in zip(futures, results, strict=True)
+        ]
+        if any(named):
+            results[:] = [
+                result if is_named or result.error is None else UNSENT
+                for result, is_named in zip(results, named, strict=True)
+            ]
 
     def _try_alone(
         self,
         messages: Sequence[Message],
-        refused: list[int],
+        failed: list[int],
         results: list[Published],
         until: float,
     ) -> None:
-        """Send each of *refused* by itself, in order.
+        """Send each of *failed* by itself, in order.
 
-        When the broker refuses one message, kafka-python fails everything behind it with
-        the same error and is of no more use. What failed is all that was left of its lane,
-        so the order holds.
+        When the broker refuses one message, kafka-python fails everything behind it and is
+        of no more use. What failed is all that was left of its lane, so the order holds.
+        Without idempotence a client outlives a refusal, and one message at a time needs none.
         """
-        if len(refused) == 1:
+        if len(failed) == 1 and is_refused(results[failed[0]]):
             self._renew()
             return
-        for place in refused:
-            self._renew()
-            future = self._send(messages[place])
-            self._flush(until)
-            results[place] = self._result(messages[place], future)
+        self._renew(enable_idempotence=False, max_in_flight_requests_per_connection=1)
+        try_alone(messages, failed, results, partial(self._alone, until=until))
         self._renew()
 
-    def _renew(self) -> None:
+    def _alone(self, message: Message, until: float) -> Published:
+        """Send *message* and wait for it; what went wrong otherwise is its result."""
+        if self._clock.monotonic() >= until:
+            return UNSENT
+        try:
+            future = self._send(message)
+            self._flush(until)
+        except BrokerDown as error:
+            return Published(error=error)
+        return self._result(message, future)
+
+    def _renew(self, **configs: Any) -> None:
         self.abandon()
-        self._client = connected(KafkaProducer, self._configs, Network())
+        self._client = connected(KafkaProducer, {**self._configs, **configs}, Network())
 
     def _flush(self, until: float) -> None:
         with translated("publishing"):
@@ -129,27 +175,28 @@ class PureProducer:
         """Return the client's future, or the error of a message that cannot be sent."""
         try:
             return self._client.send(message.topic, value=message, key=message.key, headers=[])
-        except _TOO_LARGE:
-            return MessageTooLarge(wire_size(message), self._limit)
         except InvalidMessage as error:
             return error
         except KafkaError as error:
-            raise translation(error, "publishing") from error
+            return self._fault(error, message)
 
     def _result(self, message: Message, future: Any) -> Published:
         if isinstance(future, HoldfastError):
             return Published(error=future)
-        if (error := future.exception) is None:
-            stored = future.value
-            return Published(None, self._lane(stored.topic, stored.partition), stored.offset)
+        if (error := future.exception) is not None:
+            return Published(error=self._fault(error, message))
+        stored = future.value
+        return Published(None, self._lane(stored.topic, stored.partition), stored.offset)
+
+    def _fault(self, error: BaseException, message: Message) -> HoldfastError:
         if isinstance(error, _TOO_LARGE):
-            return Published(error=MessageTooLarge(wire_size(message), self._limit))
+            return MessageTooLarge(wire_size(message), self._limit)
         fault = translation(error, "publishing")
+        if isinstance(error, FENCED):
+            raise fault from error  # about the producer, not about this message
         if isinstance(fault, UnknownTopic):
             fault = UnknownTopic(message.topic, "it was deleted; create it again")
-        if isinstance(fault, BrokerDown) or isinstance(error, FENCED):
-            raise fault from error  # about the producer, not about this message
-        return Published(error=fault)
+        return fault
 
     def _lane(self, topic: str, partition: int) -> Lane:
         lane = self._lanes.get((topic, partition))
