@@ -73,15 +73,13 @@ class Performer:
     def _before(self, work: Work) -> Verdict | None:
         if work.unsaid:
             return self._judge.report(work)
-        books = self._books
-        if work.later is not None:
-            return None
-        if work.message.is_replay and self._is_held_back(work):
+        if work.later is None and work.message.is_replay and self._is_held_back(work):
             log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
                         "again", work.message.id)  # fmt: skip
             self._tally.add("held_back")
             return Settled()
-        if books is None:
+        books = self._books
+        if books is None or work.later is not None:
             return None
         if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
             if books.park_behind(work):

@@ -244,7 +244,9 @@ def _report(found: DryRun, *, as_json: bool) -> None:
         "handled" if found.conflicts else "order: no conflicts")  # fmt: skip
     for dlq_id, why in found.aside_examples[:5]:
         say(f"  {dlq_id[:8]}: {why}")
-    eta = "as fast as the broker takes them" if found.seconds is None else age(found.seconds)
+    eta = age(found.seconds)
+    if found.assumed_rate is not None:
+        eta = f"{eta} at {found.assumed_rate:g}/s, say; without --rate the consumer decides"
     say(f"time: {eta}; manifest {found.hash[:12]} up to number {found.high_water}")
     if found.needs_approval:
         say("a second person must approve it")
