@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 
-def existing_database(url: str) -> Engine:
+def existing_database(url: str, option: str = "--database") -> Engine:
     """Return an engine for *url*; a SQLite file that is not there is not made by looking at it."""
     engine = open_database(url)
-    require_file(engine)
+    require_file(engine, option)
     return engine
 
 
-def require_file(engine: Engine) -> None:
+def require_file(engine: Engine, option: str = "--database") -> None:
     """Raise unless the file of *engine*, if it is one of SQLite's, is there."""
     path = engine.url.database
     is_file = engine.dialect.name == "sqlite" and path not in (None, "", ":memory:")
     if is_file and not str(path).startswith("file:") and not Path(str(path)).exists():
         raise ConfigurationError(
-            f"there is no file {path}: look at --database (only  holdfast db upgrade  makes a "
+            f"there is no file {path}: look at {option} (only  holdfast db upgrade  makes a "
             "new database)"
         )
 

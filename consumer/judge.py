@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
+from holdfast.consumer.failed_replays import FailedReplays
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
@@ -52,6 +53,7 @@ class Judge:
         self._metrics = metrics
         self._stop = stop
         self._reporter = reporter
+        self.replays = FailedReplays()
 
     def ran(self, work: Work, seconds: float) -> None:
         """Note how long the handler took."""
@@ -79,6 +81,8 @@ class Judge:
             if work.letter is not None and self._books is not None:
                 self._books.buried()
         dead = work.letter is not None
+        if dead:
+            self.replays.note(work)
         note_outcome(work.route.limit, dead=dead)
         outcome = "dead_lettered" if dead else "duplicates" if duplicate else "handled"
         self._tally.add(outcome)

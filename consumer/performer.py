@@ -73,14 +73,14 @@ class Performer:
     def _before(self, work: Work) -> Verdict | None:
         if work.unsaid:
             return self._judge.report(work)
-        books = self._books
-        if books is None or work.later is not None:
-            return None
-        if work.message.is_replay and books.is_held_back(work):
+        if work.later is None and work.message.is_replay and self._is_held_back(work):
             log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
                         "again", work.message.id)  # fmt: skip
             self._tally.add("held_back")
             return Settled()
+        books = self._books
+        if books is None or work.later is not None:
+            return None
         if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
             if books.park_behind(work):
                 self._tally.add("parked")
@@ -94,6 +94,11 @@ class Performer:
         if work.suspect:
             books.alone(work, self._owner)
         return None
+
+    def _is_held_back(self, work: Work) -> bool:
+        if self._judge.replays.holds(work):
+            return True
+        return self._books is not None and self._books.is_held_back(work)
 
     def after(self, work: Work, verdict: Verdict) -> bool:
         """Whether the start mark of *work* may go soon; a lone mark goes at once."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.books import translated
+from holdfast.consumer.failed_replays import FailedReplays
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Work, current_work
@@ -52,6 +53,7 @@ class Single:
         self._route = route
         self._books = books
         self._reporter = reporter
+        self._replays = FailedReplays()
 
     def handle(self, message: Message) -> Outcome:
         """Handle *message*; acknowledge it if and only if the outcome says so."""
@@ -85,7 +87,9 @@ class Single:
 
     def _is_held_back(self, work: Work) -> bool:
         books = self._books
-        return books is not None and work.message.is_replay and books.is_held_back(work)
+        if not work.message.is_replay:
+            return False
+        return self._replays.holds(work) or (books is not None and books.is_held_back(work))
 
     def _prepared(self, work: Work) -> Call:
         message, books, consumer = work.message, self._books, self._route.consumer
@@ -115,7 +119,9 @@ class Single:
         return Outcome(Ending.FAILED, error)
 
     def _done(self, work: Work, call: Call) -> Outcome:
-        if work.letter is not None or dead_lettered(call) is not None:
+        work.letter = work.letter or dead_lettered(call)
+        if work.letter is not None:
+            self._replays.note(work)
             return Outcome(Ending.DEAD_LETTERED, None)
         if work.unsaid or (self._books is None and work.message.is_replay):
             try:

@@ -30,6 +30,7 @@ REPLAY_MARKS = (
     "x-replay-dlq-id",
     "x-replay-topic",
     "x-replay-count",
+    "x-replay-commutative",
 )
 """What a replay writes onto the messages that it sends, and nobody onto any other."""
 

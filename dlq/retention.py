@@ -17,6 +17,8 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.engine import Connection, Engine
 
 DAY = 86_400.0
@@ -32,13 +34,14 @@ def prune(
     older_than: float,
     warrant: Warrant,
     clock: Clock = SYSTEM_CLOCK,
+    observe: Callable[[int], object] = lambda _deleted: None,
 ) -> int:
     """Delete what was closed more than *older_than* seconds ago; return how many.
 
     What the loop cap parked waits for a person, and stays. So does a letter that a consumer
     still holds a key for: only the letter can let it go. A message's own `expires_at` makes
     it leave sooner or later than that, but never before it is closed. Each batch is a short
-    transaction with its audit entry.
+    transaction with its audit entry; *observe* hears how many are gone by then.
     """
     if older_than < 0:
         raise ConfigurationError(f"older than {older_than:g} s: use 0 or more")
@@ -50,6 +53,7 @@ def prune(
             engine, lambda db: _prune_batch(db, now, older_than, warrant, clock), clock=clock
         )
         deleted += gone
+        observe(deleted)
         if gone < _BATCH:
             break
     oldest = int(now // HOUR) - _HOURS_KEPT

@@ -100,7 +100,7 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
         "key_hash": key_hash(message.key),
         "payload": message.payload,
         "headers": header_text(message.headers),
-        "event_at": message.time.timestamp(),
+        "event_at": min(message.time.timestamp(), _LAST_MOMENT),
         "correlation_id": cut(message.correlation_id),
         "causation_id": cut(message.causation_id),
         "content_type": cut(message.content_type),
@@ -187,7 +187,7 @@ def message_of(row: Row) -> Message:
         source=row["source"],
         key=None if key is None else bytes(key),
         headers=headers_of(row["headers"]),
-        time=datetime.fromtimestamp(row["event_at"], UTC),
+        time=moment(row["event_at"]),
         correlation_id=row["correlation_id"],
         causation_id=row["causation_id"],
         content_type=row["content_type"],
@@ -236,6 +236,14 @@ def plain(text: str) -> str:
     if "\x00" in text:
         text = text.replace("\x00", "\\0")
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
+
+
+def moment(seconds: float) -> datetime:
+    """Return the moment in the column `event_at`; the last one that has a date if it is later.
+
+    As a number the last microseconds of the year 9999 are the year 10000.
+    """
+    return datetime.fromtimestamp(min(seconds, _LAST_MOMENT), UTC)
 
 
 def _moment(seconds: float) -> float:

@@ -33,6 +33,7 @@ SLOWEST = (
     "test_nats_broker",
     "test_redis_broker",
     "test_wal_faults",
+    "test_replay_story",
     "test_servers",
     "test_sabotage",
     "test_cli",

@@ -35,7 +35,7 @@ COMMANDS = (
          "holdfast dlq replay 7f3a --canary 20 --rate 500/s --reason 'fixed in 1.4.2'"),
     Late("plans", "holdfast.cli.dlq.plans:app", "Watch and steer replay plans.",
          "holdfast dlq plans list --open"),
-    Late("verify", "holdfast.cli.dlq.plans:verify",
+    Late("verify", "holdfast.cli.dlq.verify:verify",
          "Check a plan's manifest against what the consumer confirmed.",
          "holdfast dlq verify 9c41"),
     Late("discard", "holdfast.cli.dlq.acts:discard",

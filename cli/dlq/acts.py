@@ -7,10 +7,11 @@ import typer
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection, Engine
 
-from holdfast.cli.display import answer, print_json, say
+from holdfast.cli.display import answer, err, print_json, say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import Database, Letters, Names, seconds
+from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.options import Actor, Config, Json, Reason, Yes
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.closing import close
@@ -205,8 +206,10 @@ def prune(
             text = f"{found:,} closed dead letters would be deleted"
             answer(text, {"would_delete": found}, as_json=as_json)
             return
-        count = pruned(engine, older_than=length,
-                       warrant=warrant(actor, f"older than {older_than}"))  # fmt: skip
+        who = warrant(actor, f"older than {older_than}")
+        total = prunable(engine, older_than=length) if err.is_terminal else None
+        with shown_work("deleted", total) as observe:
+            count = pruned(engine, older_than=length, warrant=who, observe=observe)
         with engine.connect() as db:
             left = db.execute(select(func.count()).select_from(message)).scalar_one()
         plans = prune_plans(engine, older_than=length)

@@ -10,9 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
 from holdfast.brokers import connect
-from holdfast.cli.display import say
+from holdfast.cli.display import err, say
 from holdfast.cli.dlq.opened import dead_letters
 from holdfast.cli.dlq.options import Database, retentions
+from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.exported import export_store
 from holdfast.cli.options import Broker, Config
 from holdfast.cli.stopping import stopped_by_signals
@@ -71,8 +72,14 @@ def collect(
             if http is not None:
                 export_store(engine, kept)
                 closing.callback(_served(http, collector).stop)
-            with stopped_by_signals(collector.stop, drain_seconds=30):
-                found = collector.run(until_idle=once)
+            total = sum(opened.lag(group, topics).values()) if once and err.is_terminal else None
+            with (
+                stopped_by_signals(collector.stop, drain_seconds=30),
+                shown_work("collected", total) as observe,
+            ):
+                found = collector.run(
+                    until_idle=once, progress=lambda one: observe(one.stored + one.confirmed)
+                )
         finally:
             source.close()
             opened.close()

@@ -17,6 +17,7 @@ from holdfast.cli.display import answer, print_json, say
 from holdfast.cli.dlq.confirming import confirm
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.dlq.sending import opened_vault
 from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Config, Json, Reason, Yes
@@ -106,14 +107,16 @@ def _transform(
         ids = list(db.execute(query.order_by(message.c.seq)).scalars())
     if not ids:
         raise NotFound(f"group {group.group_id[:8]} has nothing pending")
-    samples, failures = edits.preview(ids, transform, handler=handler)
+    with shown_work("tried", len(ids)) as observe:
+        samples, failures = edits.preview(ids, transform, handler=handler, observe=observe)
     for sample in () if as_json else samples:
         say(f"{sample.dlq_id[:8]}:\n{sample.difference}\n")
     for dlq_id, why in () if as_json else failures[:5]:
         say(f"{dlq_id[:8]} fails: {why}")
     if not failures:
         confirm(len(ids), f"Edit {len(ids):,} messages by {transform}", yes=yes)
-    count = edits.transform(ids, transform, who, handler=handler)
+    with shown_work("edited", len(ids)) as observe:
+        count = edits.transform(ids, transform, who, handler=handler, observe=observe)
     facts = {"edited": count, "of": len(ids), "transform": str(transform)}
     answer(f"{count:,} of {len(ids):,} messages have a new revision", facts, as_json=as_json)
 

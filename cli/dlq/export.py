@@ -3,12 +3,12 @@
 import base64
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import err
@@ -22,6 +22,7 @@ from holdfast.cli.dlq.options import (
     Until,
     moment,
 )
+from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.options import Config
 from holdfast.database import reading
 from holdfast.dlq.replay.selection import Selection
@@ -65,12 +66,36 @@ def export(
             state=None if state == "any" else state,
         )
         try:
-            count = _written(_batches(engine, selection), to)
+            count = _export(engine, selection, to)
         except BrokenPipeError:
             raise  # who reads has enough, as `head` has: the command ends without a word
         except OSError as error:
             raise ConfigurationError(f"--to {to}: {error.strerror or error}") from error
     err.print(f"exported {count:,} dead letters", highlight=False)
+
+
+def _export(engine: Engine, selection: Selection, to: Path) -> int:
+    """Write them, and show how far that is, unless the lines themselves are on the terminal."""
+    total = None
+    if err.is_terminal:
+        with reading(engine).connect() as db:
+            rows = select(func.count()).select_from(message).where(*selection.where())
+            total = db.execute(rows).scalar_one()
+    batches = _batches(engine, selection)
+    if str(to) == "-":
+        return _written(batches, to)
+    with shown_work("exported", total) as observe:
+        return _written(_counted(batches, observe), to)
+
+
+def _counted(
+    batches: Iterator[list[dict[str, Any]]], observe: Callable[[int], None]
+) -> Iterator[list[dict[str, Any]]]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        observe(done)
 
 
 def _batches(engine: Engine, selection: Selection) -> Iterator[list[dict[str, Any]]]:

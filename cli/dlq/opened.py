@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import inspect, select
 
 from holdfast.cli.opened import existing_database, system_user
+from holdfast.database import reading
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.groups import Groups, NoSuchGroup
 from holdfast.dlq.schema import message, metadata
@@ -29,7 +30,7 @@ def dead_letters(url: str) -> Iterator[Engine]:
     """Yield the store at *url* if it has the tables; say so if it lacks them."""
     engine = existing_database(url)
     try:
-        with engine.connect() as db:
+        with reading(engine).connect() as db:
             inspector = inspect(db)
             missing = [name for name in sorted(metadata.tables) if not inspector.has_table(name)]
         if missing:
@@ -58,7 +59,7 @@ def one_letter(engine: Engine, name: str) -> str:
     if len(text) < _SHORTEST:
         raise ConfigurationError(f"{name!r} is too short: write at least {_SHORTEST} characters")
     query = select(message.c.dlq_id).where(message.c.dlq_id.startswith(text, autoescape=True))
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         found = db.execute(query.order_by(message.c.dlq_id).limit(3)).scalars().all()
     if not found:
         raise NotFound(f"no dead letter begins with {name!r}: see  holdfast dlq list")

@@ -1,4 +1,4 @@
-"""`holdfast dlq plans` and `verify`: watch and steer replays, from any process."""
+"""`holdfast dlq plans`: watch and steer replays, from any process."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -9,12 +9,10 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import answer, print_json, print_table, say
-from holdfast.cli.dlq.exits import EXIT_UNCONFIRMED
 from holdfast.cli.dlq.opened import dead_letters, warrant
 from holdfast.cli.dlq.options import Database, MasterKey
 from holdfast.cli.dlq.sending import outlet, resuming, send
 from holdfast.cli.dlq.shown import ago, when
-from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.options import Actor, Broker, Config, Json, Limit, Reason
 from holdfast.dlq.replay.plan import Plan, Tally
 from holdfast.dlq.replay.plans import Plans
@@ -45,7 +43,10 @@ def list_(
         found = [(plan, plans.tally(plan)) for plan in plans.latest(limit=limit, active=is_open)]
         alone = {plan.id for plan, _ in found if _is_alone(plans, plan)}
     if as_json:
-        print_json([_as_json(plan, counts) for plan, counts in found])
+        print_json([facts_of(plan, counts) for plan, counts in found])
+        return
+    if not found:
+        say("no plan is open" if is_open else "no plan has been made yet")
         return
     now = datetime.now(UTC).timestamp()
     rows = [
@@ -67,7 +68,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         notes = _notes(engine, plan)
         is_alone = _is_alone(plans, plan)
     if as_json:
-        print_json({**_as_json(plan, counts), "notes": notes})
+        print_json({**facts_of(plan, counts), "notes": notes})
         return
     say(f"plan {plan.id}  {plan.state}  by {plan.created_by} on {when(plan.created_at)}")
     say(f"  reason: {plan.reason}")
@@ -124,8 +125,30 @@ def resume(
         plans = Plans(engine)
         speed = None if rate is None else Rate.parse(rate)
         with outlet(engine, broker, master_key_file) as through:
-            plan = plans.resume(plans.find(name), who, rate=speed)
+            before = plans.find(name)
+            plan = plans.resume(before, who, rate=speed)
+            if plan.forgiven > before.forgiven and not as_json:
+                say(f"{plan.forgiven - before.forgiven:,} failures since the last resume are "
+                    "forgiven; the next ones count")  # fmt: skip
             send(engine, plan, through, who, as_json=as_json)
+
+
+@app.command(epilog="Example: holdfast dlq plans rate 9c41 50/s --reason 'load on the database'")
+def rate(
+    name: Name,
+    speed: Annotated[str, typer.Argument(metavar="RATE", help="At most, e.g. 500/s or 30/m.")],
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    as_json: Json = False,
+) -> None:
+    """Send a plan slower or faster from now on, also while it is being sent."""
+    with dead_letters(database) as engine:
+        plans = Plans(engine)
+        plan = plans.slow(plans.find(name), warrant(actor, reason), Rate.parse(speed))
+    answer(f"plan {plan.short} is sent at {plan.rate} at most", _facts(plan), as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast dlq plans abort 9c41 --reason 'wrong group'")
@@ -154,52 +177,23 @@ def approve(
     database: Database,
     reason: Reason,
     actor: Actor = None,
+    shared_account: Annotated[
+        bool,
+        typer.Option(
+            "--shared-account",
+            envvar="HOLDFAST_SHARED_ACCOUNT",
+            help="Several people work under one system account: the names alone count. Audited.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Let a large plan go; not by the person who made it."""
+    """Let a large plan go; not by the person who made it, nor from the account it was made with."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
-        plan = plans.approve(plans.find(name), warrant(actor, reason))
+        who = warrant(actor, reason)
+        plan = plans.approve(plans.find(name), who, shared_account=shared_account)
     text = f"plan {plan.short} is approved; next: holdfast dlq plans resume {plan.short} --reason …"
     answer(text, _facts(plan), as_json=as_json)
-
-
-def verify(
-    name: Name,
-    *,
-    config: Config = None,
-    database: Database,
-    overdue: Annotated[
-        bool, typer.Option("--overdue", help="Mark what nobody confirmed as unknown.")
-    ] = False,
-    actor: Actor = None,
-    as_json: Json = False,
-) -> None:
-    """Check a plan's manifest against what the consumer confirmed."""
-    with dead_letters(database) as engine:
-        plans = Plans(engine)
-        plan = plans.find(name)
-        is_whole = plans.manifest_hash(plan) == plan.hash
-        if overdue:
-            plans.overdue(plan, warrant(actor, "verify --overdue"))
-        plan = plans.ended(plan, warrant(actor, "verify: every message has an outcome"))
-        counts = plans.tally(plan)
-    waiting = counts[ItemState.SENT] + counts[ItemState.UNKNOWN] + counts[ItemState.CLAIMED]
-    if as_json:
-        print_json({**_as_json(plan, counts), "manifest": is_whole, "waiting": waiting})
-    else:
-        say(f"plan {plan.short}: manifest {'is whole' if is_whole else 'WAS CHANGED'}; "
-            f"{counts[ItemState.CONFIRMED]:,} of {plan.total:,} confirmed, "
-            f"{counts[ItemState.FAILED_AGAIN]:,} failed again, {counts.aside:,} set aside, "
-            f"{waiting:,} without an outcome")  # fmt: skip
-        if counts[ItemState.UNKNOWN]:
-            say("to send the unknown ones again, abort the plan and make a new one; what the group "
-                f"did handle it knows by the id:  holdfast dlq plans abort {plan.short} "
-                "--reason …")  # fmt: skip
-    if not is_whole:
-        raise SystemExit(EXIT_NOT_FOUND)
-    if waiting:
-        raise SystemExit(EXIT_UNCONFIRMED)
 
 
 def _notes(engine: Engine, plan: Plan) -> list[dict[str, Any]]:
@@ -232,7 +226,6 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return {**asdict(plan), "rate": plan.rate.per_second}
 
 
-def _as_json(plan: Plan, counts: Tally) -> dict[str, Any]:
-    facts = asdict(plan)
-    facts["rate"] = plan.rate.per_second
-    return {**facts, "items": {state.value: count for state, count in counts.counts.items()}}
+def facts_of(plan: Plan, counts: Tally) -> dict[str, Any]:
+    """Return what scripts get to know of *plan*."""
+    return {**_facts(plan), "items": {state.value: count for state, count in counts.counts.items()}}

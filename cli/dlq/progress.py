@@ -1,4 +1,4 @@
-"""How far a replay is, on a terminal: what was confirmed counts, not what was sent."""
+"""How far long work is, on a terminal: bars with the time left; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown_replay(total: int) -> Iterator[Callable[[Plan, Tally], None]]:
-    """Yield an observer that draws a bar with the time left, and does nothing elsewhere."""
+    """Yield an observer of a replay; what was confirmed counts, not what was sent."""
     if not err.is_terminal:
         yield lambda _plan, _counts: None
         return
@@ -48,3 +48,18 @@ def shown_replay(total: int) -> Iterator[Callable[[Plan, Tally], None]]:
             )
 
         yield observe
+
+
+@contextmanager
+def shown_work(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many are done; *total* is None where nobody knows."""
+    if not err.is_terminal:
+        yield lambda _done: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    of = "" if total is None else f" of {total:,}"
+    columns = (BarColumn(), TextColumn("{task.completed:,.0f}" + f"{of} {what}"))
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)

@@ -39,7 +39,7 @@ from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.state import NotNow
 from holdfast.dlq.replay.steps import Policy
-from holdfast.dlq.replay.surveying import Manifest, NothingToReplay, survey
+from holdfast.dlq.replay.surveying import Manifest, NothingToReplay, surveyed
 from holdfast.errors import ConfigurationError
 
 _APPROVE_ABOVE = "HOLDFAST_APPROVE_ABOVE"
@@ -48,7 +48,11 @@ _APPROVE_ABOVE = "HOLDFAST_APPROVE_ABOVE"
 def _lowered(given: int) -> int:
     """Return *given*, or what the environment says if that is less: a flag only lowers it."""
     ceiling = os.environ.get(_APPROVE_ABOVE, "")
-    return min(given, int(ceiling)) if ceiling.isdecimal() else given
+    if not ceiling:
+        return given
+    if not (ceiling.isascii() and ceiling.isdecimal()):
+        raise ConfigurationError(f"{_APPROVE_ABOVE}={ceiling!r}: write digits alone, e.g. 1000")
+    return min(given, int(ceiling))
 
 
 def replay(
@@ -157,8 +161,7 @@ def replay(
         if is_dry:
             named = None if handler is None else Named.load(handler)
             window = seconds(dedup_window, "--dedup-window")
-            with engine.connect() as db:
-                manifest = survey(db, selection, terms)
+            manifest = surveyed(engine, selection, terms)
             vault = opened_vault(engine, master_key_file)
             found = dry_run(
                 engine, manifest, terms, dedup_window=window, handler=named, vault=vault
@@ -171,8 +174,7 @@ def replay(
             raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
         who = warrant(actor, reason)
         try:
-            with engine.connect() as db:
-                manifest = survey(db, selection, terms)
+            manifest = surveyed(engine, selection, terms)
         except NothingToReplay:
             if not due:
                 raise
@@ -242,7 +244,9 @@ def _report(found: DryRun, *, as_json: bool) -> None:
         "handled" if found.conflicts else "order: no conflicts")  # fmt: skip
     for dlq_id, why in found.aside_examples[:5]:
         say(f"  {dlq_id[:8]}: {why}")
-    eta = "as fast as the broker takes them" if found.seconds is None else age(found.seconds)
+    eta = age(found.seconds)
+    if found.assumed_rate is not None:
+        eta = f"{eta} at {found.assumed_rate:g}/s, say; without --rate the consumer decides"
     say(f"time: {eta}; manifest {found.hash[:12]} up to number {found.high_water}")
     if found.needs_approval:
         say("a second person must approve it")

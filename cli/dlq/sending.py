@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.brokers import connect
 from holdfast.cli.display import print_json, say
 from holdfast.cli.dlq.exits import CODES
 from holdfast.cli.dlq.progress import shown_replay
-from holdfast.cli.failures import EXIT_INTERRUPTED
-from holdfast.dlq.audit import Warrant
+from holdfast.cli.failures import EXIT_INTERRUPTED, sentence
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.sender import Sender
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq.audit import Warrant
     from holdfast.dlq.replay.plan import Plan, Terms
     from holdfast.dlq.replay.surveying import Manifest
     from holdfast.dlq.vault import Vault
@@ -72,24 +74,44 @@ def require_some(manifest: Manifest) -> None:
 def send(
     engine: Engine, plan: Plan, through: Outlet, warrant: Warrant, *, as_json: bool
 ) -> NoReturn:
-    """Send *plan* to its end and exit with the code of that end."""
+    """Send *plan* to its end and exit with the code of that end; a signal pauses it."""
     plans = Plans(engine)
     try:
-        with shown_replay(plan.total) as observe:
+        with terminated_like_interrupted(), shown_replay(plan.total) as observe:
             sender = Sender(engine, through.broker, observe=observe, vault=through.vault)
             ending = sender.run(plan.id)
     except KeyboardInterrupt:
         found = plans.find(plan.id)
         if found.state in ACTIVE:
-            plans.pause(found, Warrant(actor=warrant.actor, reason="interrupted at the terminal"))
-        say(f"interrupted; nothing is lost. Go on with:  {resuming(plan)}")
+            found = plans.pause(found, replace(warrant, reason="interrupted by a signal"))
+        onward = f"nothing is lost. Go on with:  {resuming(plan)}"
+        if as_json:
+            _print_facts(engine, found, "interrupted", onward)
+        else:
+            say(f"interrupted; {onward}")
         raise SystemExit(EXIT_INTERRUPTED) from None
-    except HoldfastError:
-        say(f"plan {plan.short} keeps its messages. Go on with:  {resuming(plan)}, or free them:  "
-            f"holdfast dlq plans abort {plan.short} --reason …")  # fmt: skip
+    except HoldfastError as error:
+        if as_json:
+            _print_facts(engine, plans.find(plan.id), "failed", sentence(error))
+        else:
+            say(f"plan {plan.short} keeps its messages. Go on with:  {resuming(plan)}, or free "
+                f"them:  holdfast dlq plans abort {plan.short} --reason …")  # fmt: skip
         raise
     tell(engine, plans.find(plan.id), ending, as_json=as_json)
     raise SystemExit(CODES[ending.kind])
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does; only the main thread hears it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def opened_vault(engine: Engine, path: Path | None) -> Vault | None:
@@ -113,13 +135,8 @@ def resuming(plan: Plan) -> str:
 
 def tell(engine: Engine, plan: Plan, ending: Ending, *, as_json: bool) -> None:
     """Say how a run of *plan* ended and what to do next."""
-    counts = Plans(engine).tally(plan)
     if as_json:
-        print_json(
-            {"plan": plan.id, "ending": ending.kind, "reason": ending.reason, "total": plan.total,
-             "sent": plan.sent, "hash": plan.hash,
-             "items": {state.value: count for state, count in counts.counts.items()}}
-        )  # fmt: skip
+        _print_facts(engine, plan, ending.kind, ending.reason)
         return
     say(f"plan {plan.short}: {ending.reason}")
     match ending.kind:
@@ -134,3 +151,12 @@ def tell(engine: Engine, plan: Plan, ending: Ending, *, as_json: bool) -> None:
             say(f"go on with:  {resuming(plan)}")
         case _:
             pass
+
+
+def _print_facts(engine: Engine, plan: Plan, ending: str, reason: str) -> None:
+    counts = Plans(engine).tally(plan)
+    print_json(
+        {"plan": plan.id, "ending": ending, "reason": reason, "total": plan.total,
+         "sent": plan.sent, "forgiven": plan.forgiven, "hash": plan.hash,
+         "items": {state.value: count for state, count in counts.counts.items()}}
+    )  # fmt: skip

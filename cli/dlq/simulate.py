@@ -1,5 +1,7 @@
 """`holdfast dlq simulate`: would the new handler pass? Nothing is sent, nothing stays."""
 
+from collections import Counter
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
@@ -7,16 +9,17 @@ import typer
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.dlq.opened import dead_letters, one_group
 from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.dlq.sending import opened_vault
+from holdfast.cli.dlq.trial import Trial
 from holdfast.cli.failures import EXIT_NOT_FOUND
+from holdfast.cli.opened import existing_database
 from holdfast.cli.options import Config, Json
-from holdfast.database import open_database
+from holdfast.dlq.replay.cases import cases
 from holdfast.dlq.replay.handlers import Named
-from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.simulation import Prediction
 from holdfast.dlq.replay.simulation import simulate as simulated
-from holdfast.dlq.replay.surveying import survey
 
 
 def simulate(
@@ -34,60 +37,66 @@ def simulate(
         ),
     ] = None,
     master_key_file: MasterKey = None,
-    limit: Annotated[int, typer.Option(min=1, help="Try at most so many messages.")] = 10_000,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Try at most so many messages, some of every kind.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a handler on a group in a rolled-back transaction and predict the replay."""
-    named = Named.load(handler)
-    with dead_letters(database) as engine:
-        named_groups = [one_group(engine, name) for name in names]
-        groups = {group.fingerprint: group for group in named_groups}
-        selection = Selection(groups=tuple(group.group_id for group in groups.values()))
-        with engine.connect() as db:
-            letters = survey(db, selection, Terms()).letters
-        target = engine if work is None else open_database(work)
-        try:
-            vault = opened_vault(engine, master_key_file)
-            found = simulated(engine, letters[:limit], named, database=target, vault=vault)
-        finally:
-            if target is not engine:
-                target.dispose()
-    titles = {fingerprint: (group.group_id, group.title) for fingerprint, group in groups.items()}
+    trial = Trial(Named.load(handler))
+    with dead_letters(database) as engine, ExitStack() as closing:
+        groups = {group.group_id: group for group in (one_group(engine, name) for name in names)}
+        found = cases(engine, Selection(groups=tuple(groups)), limit=limit)
+        vault = opened_vault(engine, master_key_file)
+        target = engine
+        if work is not None:
+            target = existing_database(work, "--handler-database")
+            closing.callback(target.dispose)
+        with shown_work("tried", len(found.letters)) as observe:
+            predictions = simulated(
+                engine, found, trial, database=target, vault=vault, observe=observe
+            )
+    titles = {group.group_id: group.title for group in groups.values()}
     if as_json:
-        print_json([_as_json(one, titles) for one in found])
+        print_json([_as_json(one, titles) for one in predictions])
     else:
-        _report(found, titles, len(letters), limit)
-    if any(one.fails or one.unread for one in found):
+        _report(predictions, found.beyond)
+    if any(one.fails or one.untried for one in predictions) or not _tried(predictions):
         raise SystemExit(EXIT_NOT_FOUND)
 
 
-def _report(
-    found: list[Prediction], titles: dict[str, tuple[str, str]], count: int, limit: int
-) -> None:
+def _tried(predictions: list[Prediction]) -> int:
+    return sum(one.count for one in predictions)
+
+
+def _report(predictions: list[Prediction], beyond: int) -> None:
     rows = [
-        (titles.get(one.fingerprint, ("", ""))[0][:8], one.count, one.passes, one.fails_alike,
-         sum(one.fails_anew.values()), ", ".join(f"{n}× {name}" for name, n in one.effects.items()),
+        (one.group_id[:8], one.count, one.passes, one.fails_alike, sum(one.fails_anew.values()),
+         one.untried.total(), ", ".join(f"{n}× {name}" for name, n in one.effects.items()),
          one.example or "")
-        for one in found
+        for one in predictions
     ]  # fmt: skip
-    headings = ("group", "tried", "pass", "fail alike", "fail anew", "effects not done", "example")
+    headings = ("group", "tried", "pass", "fail alike", "fail anew", "not tried",
+                "effects not done", "example")  # fmt: skip
     print_table(headings, rows)
-    if count > limit:
-        say(f"tried {limit:,} of {count:,}; --limit tries more")
-    failing = sum(one.fails for one in found)
-    unread = sum(one.unread for one in found)
-    if unread:
-        why = next(one.unread_because for one in found if one.unread)
-        say(f"{unread:,} were not tried, e.g. because {why}")
+    tried = _tried(predictions)
+    if beyond:
+        say(f"tried {tried:,}; {beyond:,} more are beyond --limit")
+    untried = sum((one.untried for one in predictions), Counter[str]())
+    for why, count in untried.most_common():
+        say(f"{count:,} were not tried: {why}")
+    failing = sum(one.fails for one in predictions)
     if failing:
         say(f"{failing:,} would fail again: a replay would stop")
-    elif not unread:
-        say("all would pass; next: holdfast dlq replay GROUP --dry-run")
+    elif tried and not untried:
+        say(f"all {tried:,} would pass; next: holdfast dlq replay GROUP --dry-run")
+    else:
+        say(f"{tried:,} would pass; nobody knows about the others")
 
 
-def _as_json(one: Prediction, titles: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    group, title = titles.get(one.fingerprint, ("", ""))
-    return {"group_id": group, "title": title, "fingerprint": one.fingerprint, "tried": one.count,
-            "passes": one.passes, "unread": one.unread, "fails_alike": one.fails_alike,
+def _as_json(one: Prediction, titles: dict[str, str]) -> dict[str, Any]:
+    return {"group_id": one.group_id, "title": titles.get(one.group_id, ""),
+            "fingerprint": one.fingerprint, "tried": one.count, "passes": one.passes,
+            "untried": dict(one.untried), "fails_alike": one.fails_alike,
             "fails_anew": dict(one.fails_anew), "effects": dict(one.effects),
             "example": one.example}  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.letters import WITHHELD, open_messages
+from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.state import ItemState
 from holdfast.dlq.replay.target import target_topic
 from holdfast.errors import HoldfastError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 500
 _ASIDES = 20
+ASSUMED = Rate(500.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,9 @@ class DryRun:
     unread: int | None
     """Payloads that were not checked: they have encrypted fields that could not be opened."""
     seconds: float | None
-    """How long it takes at the rate; None when only the broker decides."""
+    """How long it takes at the rate; without one, at the rate assumed."""
+    assumed_rate: float | None
+    """The messages per second of that; None where a rate was given."""
     needs_approval: bool
 
 
@@ -72,7 +76,7 @@ def dry_run(
     clock: Clock = SYSTEM_CLOCK,
 ) -> DryRun:
     """Return what sending *manifest* would mean; nothing is written or sent."""
-    letters = manifest.letters
+    letters, is_free = manifest.letters, terms.rate.per_second is None
     ages = _ages(letters, clock.now().timestamp())
     checked = None if handler is None else _check(engine, letters, handler, vault)
     return DryRun(
@@ -98,7 +102,8 @@ def dry_run(
         invalid=None if checked is None else checked.invalid,
         invalid_example=None if checked is None else checked.example,
         unread=None if checked is None else checked.unread,
-        seconds=terms.rate.seconds_for(len(letters)),
+        seconds=(ASSUMED if is_free else terms.rate).seconds_for(len(letters)),
+        assumed_rate=ASSUMED.per_second if is_free else None,
         needs_approval=len(letters) > terms.approve_above,
     )
 

@@ -21,7 +21,7 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -86,10 +86,15 @@ class Edits:
         return committed(self._engine, work, clock=self._clock)
 
     def preview(
-        self, dlq_ids: Sequence[str], transform: Transform, *, handler: Named | None = None
+        self,
+        dlq_ids: Sequence[str],
+        transform: Transform,
+        *,
+        handler: Named | None = None,
+        observe: Callable[[int], object] = lambda _done: None,
     ) -> tuple[list[Change], list[tuple[str, str]]]:
         """Return sampled differences and what would fail, writing nothing."""
-        drafts, failures = self._transformed(dlq_ids, transform, handler)
+        drafts, failures = self._transformed(dlq_ids, transform, handler, observe)
         samples = [
             Change(dlq_id=dlq_id, revision=0, difference=difference(draft.before, draft.after))
             for dlq_id, draft in list(drafts.items())[:_SAMPLES]
@@ -103,9 +108,10 @@ class Edits:
         warrant: Warrant,
         *,
         handler: Named | None = None,
+        observe: Callable[[int], object] = lambda _done: None,
     ) -> int:
         """Store what *transform* makes of each; all or none, with one audit entry."""
-        drafts, failures = self._transformed(dlq_ids, transform, handler)
+        drafts, failures = self._transformed(dlq_ids, transform, handler, observe)
         if failures:
             dlq_id, why = failures[0]
             raise InvalidMessage(
@@ -137,12 +143,17 @@ class Edits:
         return found
 
     def _transformed(
-        self, dlq_ids: Sequence[str], transform: Transform, handler: Named | None
+        self,
+        dlq_ids: Sequence[str],
+        transform: Transform,
+        handler: Named | None,
+        observe: Callable[[int], object],
     ) -> tuple[dict[str, _Draft], list[tuple[str, str]]]:
         """Return what changes by the ids, and what fails."""
         drafts: dict[str, _Draft] = {}
         failures: list[tuple[str, str]] = []
-        for dlq_id, one in self._read(dlq_ids).items():
+        for done, (dlq_id, one) in enumerate(self._read(dlq_ids).items(), 1):
+            observe(done)
             payload, is_secret = one.message.payload, bool(one.governance.sealed)
             try:
                 readable = self._secrets.opened(payload, one.governance)

@@ -52,13 +52,14 @@ class Publisher:
         *,
         patience: float,
         pause: Callable[[float], None],
-        goes_on: Callable[[], bool] = lambda: True,
+        current: Callable[[Batch], Batch],
+        goes_on: Callable[[], bool],
     ) -> tuple[Batch, list[Published]] | None:
         """Return the batch on its way and its results, None if there is none.
 
         While it takes long, *pause* is called every now and then. A broker that is away
-        for a while is waited out, by *pause* too, and the same batch is published again as
-        long as the plan *goes_on*; if it does not, nothing more is sent.
+        for a while is waited out, by *pause* too, and what is *current* of the batch is
+        published again as long as the plan *goes_on*; if it does not, nothing more is sent.
         """
         backoff = Backoff(first=0.1, ceiling=5.0)
         until = self._clock.monotonic() + patience
@@ -81,7 +82,7 @@ class Publisher:
                 pause(delay)
                 if not goes_on():
                     return None
-                self.send(flight.batch)
+                self.send(current(flight.batch))
                 attempt += 1
         return None
 

@@ -1,4 +1,4 @@
-"""Freezing a plan: the manifest is fixed, every message in it claimed, in one transaction."""
+"""Freezing a plan: its manifest is fixed and every message in it claimed, at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.dlq.closing import SYSTEM, close
 from holdfast.dlq.replay.plan import Plan, Terms
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
-from holdfast.dlq.replay.surveying import Manifest, survey
+from holdfast.dlq.replay.surveying import Manifest, surveyed
 from holdfast.dlq.rows import PARKED, PENDING
 from holdfast.dlq.schema import message
 from holdfast.dlq.transactions import committed
@@ -57,14 +57,14 @@ def freeze(
 
     With a manifest that somebody *agreed* to, of nothing that came since it was shown.
     Two operators at once: each message goes to one of them; who finds everything taken is
-    told by whom.
+    told by whom. The survey keeps no writer waiting; the claim looks again.
     """
-
-    def work(db: Connection) -> Frozen:
-        manifest = survey(db, selection, terms, agreed=agreed)
-        return _frozen(db, selection, manifest, terms, warrant, clock)
-
     for attempt in range(1, _RIVALS + 1):
+        manifest = surveyed(engine, selection, terms, agreed=agreed)
+
+        def work(db: Connection, manifest: Manifest = manifest) -> Frozen:
+            return _frozen(db, selection, manifest, terms, warrant, clock)
+
         try:
             return committed(engine, work, clock=clock)
         except _ClosedMeanwhile:

@@ -76,8 +76,8 @@ class Lease:
                 return cls(engine, plan_id, owner, epoch, seconds, clock)
             if clock.monotonic() > patience:
                 raise TakenPlan(
-                    f"plan {plan_id[:8]} is being sent by {holder}: watch it with  "
-                    f"holdfast dlq plans show {plan_id[:8]}"
+                    f"plan {plan_id[-8:]} is being sent by {holder}: watch it with  "
+                    f"holdfast dlq plans show {plan_id[-8:]}"
                 )
             clock.sleep(min(0.25, seconds / 4))
 
@@ -92,7 +92,7 @@ class Lease:
         if db.execute(update(plan).where(where).values(until=until, **values)).rowcount == 1:
             return True
         if db.execute(select(plan.c.epoch).where(own)).scalar() is None:
-            raise Fenced(f"another sender has taken over plan {self.plan_id[:8]}")
+            raise Fenced(f"another sender has taken over plan {self.plan_id[-8:]}")
         return False
 
     def release(self) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import and_, case, exists, func, select
 
+from holdfast.database import reading
 from holdfast.dlq.letter import Governance
 from holdfast.dlq.replay.manifest import Candidate
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.restoring import opened
-from holdfast.dlq.rows import Envelope, headers_of, message_of
+from holdfast.dlq.rows import Envelope, headers_of, message_of, moment
 from holdfast.dlq.schema import message, revision
 from holdfast.errors import ConfigurationError
 
@@ -53,10 +53,13 @@ def high_water(db: Connection) -> int:
     return db.execute(select(func.max(message.c.seq))).scalar() or 0
 
 
-def candidates(db: Connection, selection: Selection, *, below: int) -> Iterator[Any]:
-    """Yield rows of unclaimed dead letters in *selection* up to number *below*."""
-    claimed = exists().where(item.c.live == message.c.dlq_id)
-    found = select(*_CANDIDATE).where(*selection.where(), message.c.seq <= below, ~claimed)
+def candidates(
+    db: Connection, selection: Selection, *, below: int, claimed: bool = False
+) -> Iterator[Any]:
+    """Yield rows of dead letters in *selection* up to number *below*, the *claimed* too if so."""
+    found = select(*_CANDIDATE).where(*selection.where(), message.c.seq <= below)
+    if not claimed:
+        found = found.where(~exists().where(item.c.live == message.c.dlq_id))
     yield from db.execute(found.execution_options(yield_per=5000))
 
 
@@ -84,8 +87,10 @@ def candidate(row: Any) -> Candidate:
         version=row.service_version,
         tenant=row.tenant,
         replay_count=row.replay_count,
-        event_at=datetime.fromtimestamp(row.event_at, UTC),
+        event_at=moment(row.event_at),
         seq=row.seq,
+        failure_group=row.group_id,
+        handler=row.handler,
     )
 
 
@@ -137,7 +142,7 @@ class Opened:
 
 def open_messages(engine: Engine, dlq_ids: Sequence[str], vault: Vault | None) -> Opened:
     """Return the messages in their latest revision with their encrypted fields opened."""
-    with engine.connect() as db:
+    with reading(engine).connect() as db:
         rows = list(_rows(db, dlq_ids))
     found: dict[str, Message] = {}
     secret: set[str] = set()

@@ -35,6 +35,8 @@ class Candidate:
     event_at: datetime | None = None
     seq: int = 0
     """In which order the store received it: the order of a source that has none."""
+    failure_group: str = ""
+    handler: str = ""
 
     @property
     def key_hash(self) -> str:

@@ -20,6 +20,8 @@ REPLAY_TOPIC: Final = "x-replay-topic"
 """The topic that the message was first published to."""
 REPLAY_COUNT: Final = "x-replay-count"
 """How many times it has been replayed, this time included."""
+REPLAY_COMMUTATIVE: Final = "x-replay-commutative"
+"""There if the operator said that order does not matter."""
 
 NAMES: Final = REPLAY_MARKS
 _NAMES = frozenset(NAMES)
@@ -34,6 +36,7 @@ class Marks:
     dlq_id: str
     topic: str
     count: int = 1
+    commutative: bool = False
 
     @classmethod
     def of(cls, headers: Headers) -> Marks | None:
@@ -49,11 +52,14 @@ class Marks:
             dlq_id=dlq_id,
             topic=topic,
             count=int(count) if count.isascii() and count.isdigit() and len(count) < 10 else 1,
+            commutative=REPLAY_COMMUTATIVE in headers,
         )
 
     def stamped(self, headers: Headers) -> Headers:
         """Return *headers* with these marks in place of any older ones."""
-        stamp = Stamp(group=self.group, plan=self.plan, topic=self.topic)
+        stamp = Stamp(
+            group=self.group, plan=self.plan, topic=self.topic, commutative=self.commutative
+        )
         # Not checked again: names and ids are ours.
         return Headers.received(stamp.on(headers.pairs, self.dlq_id, self.count))
 
@@ -61,12 +67,14 @@ class Marks:
 class Stamp:
     """Puts marks on the messages of one plan, topic and group; what they share is made once."""
 
-    __slots__ = ("_group", "_plan", "_topic")
+    __slots__ = ("_group", "_more", "_plan")
 
-    def __init__(self, *, group: str, plan: str, topic: str) -> None:
+    def __init__(self, *, group: str, plan: str, topic: str, commutative: bool = False) -> None:
         self._group = (REPLAY_GROUP, group)
         self._plan = (REPLAY_PLAN, plan)
-        self._topic = (REPLAY_TOPIC, topic)
+        self._more: tuple[tuple[str, str], ...] = ((REPLAY_TOPIC, topic),)
+        if commutative:
+            self._more += ((REPLAY_COMMUTATIVE, "yes"),)
 
     def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> tuple[Pair, ...]:
         """Return the headers *own* with marks in place of any older ones."""
@@ -80,7 +88,7 @@ class Stamp:
     def texts(self, dlq_id: str, count: int) -> tuple[tuple[str, str], ...]:
         """Return the marks as text."""
         number = (REPLAY_COUNT, str(count))
-        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), self._topic, number)
+        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), *self._more, number)
 
 
 def replay_topic(topic: str, group: str) -> str:

@@ -188,6 +188,6 @@ class Reader:
     def _address(self, topic: str, group: str) -> tuple[str, Stamp]:
         place = topic, group
         target = target_topic(topic, group, self._to_topic)
-        stamp = Stamp(group=group, plan=self._plan_id, topic=topic)
+        stamp = Stamp(group=group, plan=self._plan_id, topic=topic, commutative=self._commutative)
         found = self._addresses[place] = (target, stamp)
         return found

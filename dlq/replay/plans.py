@@ -10,12 +10,22 @@ from sqlalchemy import func, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit
-from holdfast.dlq.replay.lease import database_seconds
+from holdfast.dlq.replay.approval import check_approver
+from holdfast.dlq.replay.lease import Lease, database_seconds
 from holdfast.dlq.replay.manifest import digest
-from holdfast.dlq.replay.plan import Plan, Tally
+from holdfast.dlq.replay.plan import Plan
 from holdfast.dlq.replay.schema import item, plan
-from holdfast.dlq.replay.state import ACTIVE, WAITING, ItemState, NotNow, PlanState, check_move
+from holdfast.dlq.replay.state import (
+    ACTIVE,
+    ENDED,
+    WAITING,
+    ItemState,
+    NotNow,
+    PlanState,
+    check_move,
+)
 from holdfast.dlq.replay.steps import stage
+from holdfast.dlq.replay.tallying import again, tally
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, NotFound
 
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.audit import Warrant
+    from holdfast.dlq.replay.plan import Tally
     from holdfast.dlq.replay.rate import Rate
 
 
@@ -99,40 +110,59 @@ class Plans:
         """Let its sender end after the batch in hand."""
         return self._moved(found, PlanState.PAUSED, warrant, "replay.pause")
 
-    def approve(self, found: Plan, warrant: Warrant) -> Plan:
-        """Let a large plan go; not by the person who made it."""
-        if not found.approval:
-            raise NotNow(f"plan {found.short} needs no approval")
-        if found.approved_by is not None:
-            raise NotNow(f"plan {found.short} was approved by {found.approved_by}")
-        if warrant.actor.strip().casefold() == found.created_by.strip().casefold():
-            raise NotNow(
-                f"{found.created_by} made plan {found.short}: somebody else must approve it"
-            )
+    def approve(self, found: Plan, warrant: Warrant, *, shared_account: bool = False) -> Plan:
+        """Let a large plan go; not by the person who made it, nor from the same account.
+
+        With *shared_account*, which the audit keeps, several people work under one account.
+        """
 
         def work(db: Connection) -> None:
+            check_approver(db, found, warrant, shared_account=shared_account)
             values = {"approved_by": warrant.actor, "approved_at": self._clock.now().timestamp()}
             db.execute(update(plan).where(plan.c.id == found.id).values(**values))
-            self._record(db, found, warrant, "replay.approve", {"hash": found.hash})
+            detail = {"hash": found.hash, "shared_account": shared_account}
+            self._record(db, found, warrant, "replay.approve", detail)
 
         committed(self._engine, work, clock=self._clock)
         return self.find(found.id)
 
     def resume(self, found: Plan, warrant: Warrant, *, rate: Rate | None = None) -> Plan:
-        """Make *found* ready to be sent on, perhaps at another *rate*.
+        """Make *found* ready to be sent on, perhaps at another *rate*; not while it is sent.
 
-        What failed so far is known and forgiven; after a failed canary the next messages
-        become a canary of the same size. A plan whose sender died goes on as it is.
+        After a stop what failed so far is known and forgiven, and after a failed canary the
+        next messages become a canary of the same size. A plan that was paused, or whose
+        sender died, goes on as it is: what failed since then may stop it.
         """
         if found.waits_for_approval:
             raise NotNow(
                 f"plan {found.short} of {found.total:,} messages waits for approval: "
                 f"holdfast dlq plans approve {found.short}, not by {found.created_by}"
             )
+        if found.state in ENDED:
+            raise NotNow(f"plan {found.short} is {found.state}: nothing is left to send")
+        lease = Lease.take(self._engine, found.id, clock=self._clock)
+        try:
+            return self._resumed(self.find(found.id), warrant, rate)
+        finally:
+            lease.release()
 
+    def slow(self, found: Plan, warrant: Warrant, rate: Rate) -> Plan:
+        """Send *found* at most at *rate* from now on; a sender that is at work follows."""
+        if found.state in ENDED:
+            raise NotNow(f"plan {found.short} is {found.state}: nothing is left to send")
+
+        def work(db: Connection) -> None:
+            db.execute(update(plan).where(plan.c.id == found.id).values(rate=rate.per_second))
+            self._record(db, found, warrant, "replay.rate", {"from": str(found.rate),
+                                                             "to": str(rate)})  # fmt: skip
+
+        committed(self._engine, work, clock=self._clock)
+        return self.find(found.id)
+
+    def _resumed(self, found: Plan, warrant: Warrant, rate: Rate | None) -> Plan:
         def values(db: Connection) -> dict[str, Any]:
             faster = {} if rate is None else {"rate": rate.per_second}
-            if found.state in ACTIVE:
+            if found.state is not PlanState.STOPPED:
                 return faster
             counts = tally(db, found)
             kinds = db.execute(again(found.id)).scalars()
@@ -148,7 +178,7 @@ class Plans:
                 **faster,
             }
 
-        wanted = found.state  # its sender died, or runs: the lease will tell
+        wanted = found.state  # its sender died
         if found.state not in ACTIVE:
             wanted = stage(found.sent, found.total, found.policy)
         return self._moved(found, wanted, warrant, "replay.resume", values)
@@ -204,7 +234,10 @@ class Plans:
                 check_move(PlanState(row.state), wanted)
             values = {} if more is None else more(db)
             db.execute(update(plan).where(plan.c.id == found.id).values(state=wanted, **values))
-            self._record(db, found, warrant, action, {"from": row.state, "sent": found.sent})
+            detail = {"from": row.state, "sent": found.sent}
+            if "forgiven" in values:
+                detail["forgiven"] = values["forgiven"]
+            self._record(db, found, warrant, action, detail)
 
         committed(self._engine, work, clock=self._clock)
         return self.find(found.id)
@@ -213,32 +246,6 @@ class Plans:
         self, db: Connection, found: Plan, warrant: Warrant, action: str, detail: dict[str, Any]
     ) -> None:
         self._audit.append(db, warrant, action, f"plan {found.id}", detail)
-
-
-def tally(db: Connection, found: Plan) -> Tally:
-    """Count the items of *found* by state."""
-    below = item.c.position < found.sent
-    by_state = (
-        select(item.c.state, below.label("below"), func.count())
-        .where(item.c.plan_id == found.id)
-        .group_by(item.c.state, below)
-    )
-    counts: dict[ItemState, int] = {}
-    for state, is_sent, count in db.execute(by_state):
-        shown = ItemState(state)
-        if shown is ItemState.CLAIMED and is_sent:
-            shown = ItemState.SENT
-        counts[shown] = counts.get(shown, 0) + count
-    return Tally(total=found.total, counts=counts)
-
-
-def again(plan_id: str) -> Any:
-    """Return the query for the kinds of failure that came back."""
-    return (
-        select(item.c.again)
-        .where(item.c.plan_id == plan_id, item.c.state == ItemState.FAILED_AGAIN)
-        .distinct()
-    )
 
 
 _WAITING_STATES = (PlanState.DRAFT, PlanState.PAUSED, PlanState.STOPPED)

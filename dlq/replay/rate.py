@@ -46,6 +46,7 @@ class Bucket:
     """Lets through what the rate allows; what was not used for a second is forfeited."""
 
     def __init__(self, rate: Rate, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.rate = rate
         self._rate = rate.per_second
         self._clock = clock
         self._most = 0.0 if self._rate is None else max(1.0, self._rate)

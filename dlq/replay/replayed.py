@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cloudevents import rfc3339, wire_list
 from holdfast.dlq.replay.marks import NAMES, Stamp
-from holdfast.dlq.rows import headers_of
+from holdfast.dlq.rows import headers_of, moment
 from holdfast.headers import Headers, Pair
 from holdfast.message import Message
 from holdfast.staged import Staged
@@ -44,7 +44,7 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
             source=source,
             key=self.key,
             headers=Headers.received(self.stamp.on(own, dlq_id, count)),
-            time=datetime.fromtimestamp(at, UTC),
+            time=moment(at),
             correlation_id=correlation,
             causation_id=causation,
             content_type=content_type,
@@ -69,7 +69,7 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
             ("ce_id", self.id),
             ("ce_type", self.type),
             ("ce_source", source),
-            ("ce_time", rfc3339(datetime.fromtimestamp(at, UTC)).decode()),
+            ("ce_time", rfc3339(moment(at)).decode()),
         ]
         if schema is not None:
             pairs.append(("ce_dataschema", schema))

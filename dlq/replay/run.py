@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.outgoing import Batch, Refusal
-from holdfast.dlq.replay.plans import tally
 from holdfast.dlq.replay.rate import Bucket
 from holdfast.dlq.replay.refused import set_aside
 from holdfast.dlq.replay.state import ACTIVE, PlanState
 from holdfast.dlq.replay.steps import Await, Finish, Send, Stop, Unconfirmed, next_step
+from holdfast.dlq.replay.tallying import tally
 from holdfast.dlq.replay.watch import Watch, plan_row
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
@@ -66,9 +66,11 @@ class Run:
             raise
 
     def _go(self, pace: Pace) -> Ending:
-        bucket = Bucket(self._plan.rate, clock=self._clock)
         self._mark()  # what an operator did while the lease was waited for
+        bucket = Bucket(self._plan.rate, clock=self._clock)
         while self._plan.state in _SENDABLE:
+            if self._plan.rate != bucket.rate:
+                bucket = Bucket(self._plan.rate, clock=self._clock)
             ahead = replace(self._plan, sent=self._handed)
             match next_step(self._watch.look(ahead), self._plan.policy):
                 case Send(until, state):
@@ -102,8 +104,9 @@ class Run:
         if self._plan.rate.per_second is None:
             self._stream.read_ahead(end, min(until, end + self._stream.fits))
         landed, is_whole = self._landed()
-        self._publisher.send(batch if is_whole else self._stream.current(batch))
-        self._handed = end
+        if self._plan.state in _SENDABLE:  # else the batch before may not have gone either
+            self._publisher.send(batch if is_whole else self._stream.current(batch))
+            self._handed = end
         if landed is not None:
             # Published, then marked: between the two a crash duplicates, and never loses.
             self._mark(sent=landed)
@@ -124,6 +127,7 @@ class Run:
         found = self._publisher.land(
             patience=self._plan.policy.patience,
             pause=self._pause,
+            current=self._stream.current,
             goes_on=lambda: self._plan.state in _SENDABLE,
         )
         if found is None:

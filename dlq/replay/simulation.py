@@ -6,12 +6,10 @@ replay is known per kind of failure before anything is sent.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.dlq.capture import capture
 from holdfast.dlq.replay.letters import WITHHELD, Opened, open_messages
@@ -22,12 +20,12 @@ from holdfast.errors import ConfigurationError
 from holdfast.message import handling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.engine import Engine
     from sqlalchemy.orm import Session
 
-    from holdfast.dlq.replay.handlers import Named
+    from holdfast.dlq.replay.cases import Cases
     from holdfast.dlq.replay.manifest import Candidate
     from holdfast.dlq.vault import Vault
     from holdfast.message import Message
@@ -35,10 +33,21 @@ if TYPE_CHECKING:
 _CHUNK = 200  # messages per rolled-back transaction: on SQLite it holds the one write lock
 
 
+class Trial(Protocol):
+    """The handler as a consumer calls it."""
+
+    name: str
+    wants_session: bool
+
+    def __call__(self, message: Message, session: Session | None, letter: Candidate) -> None:
+        """Handle *message*, a dead *letter*, or raise what the handler raises."""
+
+
 @dataclass(slots=True)
 class Prediction:
-    """What would become of the messages of one fingerprint."""
+    """What would become of the messages of one failure group that failed alike."""
 
+    group_id: str
     fingerprint: str
     passes: int = 0
     fails_alike: int = 0
@@ -47,9 +56,8 @@ class Prediction:
     example: str | None = None
     effects: Counter[str] = field(default_factory=Counter)
     """Effects that a real run would have had."""
-    unread: int = 0
-    """Messages that were not tried: they have encrypted fields that could not be opened."""
-    unread_because: str | None = None
+    untried: Counter[str] = field(default_factory=Counter)
+    """Messages that were not tried, by the reason."""
 
     @property
     def count(self) -> int:
@@ -64,81 +72,51 @@ class Prediction:
 
 def simulate(
     store: Engine,
-    letters: Sequence[Candidate],
-    handler: Named,
+    cases: Cases,
+    handler: Trial,
     *,
     database: Engine | None = None,
     vault: Vault | None = None,
-    extras: Mapping[str, Any] | None = None,
     observe: Callable[[int], Any] | None = None,
 ) -> list[Prediction]:
-    """Return the prediction for each fingerprint in *letters*, the largest first.
+    """Return the prediction for each group and fingerprint in *cases*, the largest first.
 
-    *database* is where the handler's session works; *extras* are further arguments by name.
-    Without the *vault* messages with encrypted fields are not tried, and counted as unread.
+    *database* is where the handler's session works. Without the *vault* messages with
+    encrypted fields are not tried. Every message of *cases* is counted: as one that passes,
+    that fails, or that was not tried and why.
     """
-    call = _Call(handler, extras or {})
-    if call.wants_session and database is None:
+    if handler.wants_session and database is None:
         raise ConfigurationError(
             f"{handler.name} wants a session: give the service's database, with --database"
         )
-    predictions: dict[str, Prediction] = {}
+    predictions: dict[tuple[str, str], Prediction] = {}
+
+    def of(letter: Candidate) -> Prediction:
+        kind = letter.failure_group, letter.fingerprint or ""
+        return predictions.setdefault(kind, Prediction(*kind))
+
+    for letter, why in cases.untried:
+        of(letter).untried[why] += 1
     done = 0
-    for chunk, opened in _read(store, letters, vault):
+    for chunk, opened in _read(store, cases.letters, vault):
         with contextlib.nullcontext() if database is None else Sandbox(database) as sandbox:
             for letter in chunk:
-                kind = letter.fingerprint or ""
-                prediction = predictions.setdefault(kind, Prediction(kind))
-                if (message := opened.messages.get(letter.dlq_id)) is not None:
+                prediction = of(letter)
+                if (message := opened.messages.get(letter.dlq_id)) is None:
+                    prediction.untried[opened.closed.get(letter.dlq_id, "it is gone")] += 1
+                    continue
+                error = _tried(handler, message, sandbox, letter, prediction)
+                if error is not None:
                     is_secret = letter.dlq_id in opened.secret
-                    error = _tried(call, message, sandbox, letter, prediction)
-                    if error is not None:
-                        _note(prediction, message, error, letter, is_secret=is_secret)
-                elif letter.dlq_id in opened.closed:
-                    prediction.unread += 1
-                    prediction.unread_because = opened.closed[letter.dlq_id]
+                    _note(prediction, message, error, letter, is_secret=is_secret)
         done += len(chunk)
         if observe is not None:
             observe(done)
-    return sorted(predictions.values(), key=lambda one: (-one.count, one.fingerprint))
-
-
-class _Call:
-    """Calls the handler with what its signature asks for."""
-
-    def __init__(self, handler: Named, extras: Mapping[str, Any]) -> None:
-        self._handler = handler
-        self._extras = extras
-        parameters = list(inspect.signature(handler.function).parameters.values())
-        self._names = {p.name for p in parameters[1:]}
-        self.wants_session = "session" in self._names
-        missing = [
-            p.name
-            for p in parameters[1:]
-            if p.default is p.empty
-            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            and p.name not in {"session", "message", *extras}
-        ]
-        if missing:
-            raise ConfigurationError(
-                f"{handler.name} wants {', '.join(missing)}, which a simulation cannot give: "
-                "name a function of payload, session and message"
-            )
-
-    def __call__(self, message: Message, session: Session | None) -> None:
-        given = {"session": session, "message": message, **self._extras}
-        kwargs = {name: given[name] for name in self._names if name in given}
-        result = self._handler.function(self._handler.decode(message.payload), **kwargs)
-        if inspect.isawaitable(result):
-            asyncio.run(_awaited(result))
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    return sorted(predictions.values(), key=lambda one: (-one.count, one.fingerprint, one.group_id))
 
 
 def _tried(
-    call: _Call,
+    handler: Trial,
     message: Message,
     sandbox: Sandbox | None,
     letter: Candidate,
@@ -148,9 +126,9 @@ def _tried(
     try:
         with suppressed() as skipped, handling(message):
             if sandbox is None:
-                call(message, None)
+                handler(message, None, letter)
             else:
-                sandbox.run(lambda session: call(message, session))
+                sandbox.run(lambda session: handler(message, session, letter))
     except KeyboardInterrupt:
         raise
     except Escaped as error:

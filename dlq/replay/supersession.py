@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import select
 
-from holdfast.dlq.positions import is_newer
-from holdfast.dlq.rows import CONFIRMED, Envelope, key_hash
+from holdfast.dlq.replay.outermost import Outermost, by_key
+from holdfast.dlq.rows import CONFIRMED, Envelope
 from holdfast.dlq.schema import message, overtaken
 
 if TYPE_CHECKING:
@@ -54,28 +54,18 @@ def _by_events(db: Connection, candidates: Iterable[Candidate]) -> dict[str, str
 
 def _by_letters(db: Connection, candidates: Iterable[Candidate]) -> dict[str, str]:
     """Return what newer dead letters of the key, handled when replayed, have overtaken."""
-    by_key: dict[tuple[str, str, str | None], list[Candidate]] = {}
-    for letter in candidates:
-        if letter.key is not None:
-            place = letter.topic, letter.group, key_hash(letter.key)
-            by_key.setdefault(place, []).append(letter)
-    found: dict[str, str] = {}
-    for chunk in _chunks(sorted({name for _, _, name in by_key if name is not None})):
+    keyed = by_key(candidates)
+    newest = Outermost.newest()
+    for chunk in _chunks(sorted({name for _, _, name in keyed})):
         handled = select(*(message.c[name] for name in _FIELDS)).where(
             message.c.key_hash.in_(chunk), message.c.state == CONFIRMED
         )
         for row in db.execute(handled):
-            for letter in by_key.get((row.topic, row.consumer_group, row.key_hash), ()):
-                if _is_newer(row, letter):
-                    found[letter.dlq_id] = _reason(letter.topic, row, row.closed_at)
-    return found
-
-
-def _is_newer(row: Any, letter: Candidate) -> bool:
-    """Whether *row* came after *letter*: by position, else by when the store received it."""
-    same_lane = letter.partition == (-1 if row.lane is None else row.lane)
-    newer = is_newer(row.position, letter.position) if same_lane else None
-    return bool(row.seq > letter.seq) if newer is None else newer
+            newest.add(row)
+    return {
+        dlq_id: _reason(row.topic, row, row.closed_at)
+        for dlq_id, row in newest.beyond(keyed).items()
+    }
 
 
 def commutative_among(db: Connection, dlq_ids: Iterable[str]) -> list[str]:

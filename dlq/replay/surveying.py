@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.database import reading
 from holdfast.dlq.replay.conflicts import behind, elsewhere
 from holdfast.dlq.replay.fitness import unfit
 from holdfast.dlq.replay.letters import candidate, candidates, claims, high_water
@@ -16,7 +17,7 @@ from holdfast.errors import ConfigurationError, NotFound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.replay.plan import Terms
     from holdfast.dlq.replay.selection import Selection
@@ -102,6 +103,14 @@ def survey(
         high_water=below,
         claimed_elsewhere=claimed,
     )
+
+
+def surveyed(
+    engine: Engine, selection: Selection, terms: Terms, *, agreed: Manifest | None = None
+) -> Manifest:
+    """Return the survey of *selection* in a transaction that keeps nobody waiting."""
+    with reading(engine).connect() as db:
+        return survey(db, selection, terms, agreed=agreed)
 
 
 def _came_since(ordered: Sequence[Candidate], agreed: Manifest | None) -> dict[str, str]:

@@ -10,10 +10,10 @@ from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.plan import Plan, Tally
-from holdfast.dlq.replay.plans import again, tally
 from holdfast.dlq.replay.schema import plan
 from holdfast.dlq.replay.state import ItemState
 from holdfast.dlq.replay.steps import Counted, gates
+from holdfast.dlq.replay.tallying import again, tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,8 @@ class Watch:
         self._engine = engine
         self._clock = clock
         self._observe = observe
-        self._samples: deque[_Sample] = deque()
+        # From nothing: what failed while no sender lived counts for the next one.
+        self._samples: deque[_Sample] = deque([(clock.monotonic(), 0, 0)])
         self._changed_at = clock.monotonic()
         self._outcomes = -1
         self._sent = -1
@@ -88,7 +89,7 @@ class Watch:
         judged by as many as a fast one.
         """
         samples = self._samples
-        if not samples or (confirmed, failed) != samples[-1][1:]:
+        if (confirmed, failed) != samples[-1][1:]:
             samples.append((now, confirmed, failed))
         while (
             len(samples) > 1

@@ -467,7 +467,10 @@ def consumer(desk: Desk) -> Iterator[None]:
         thread.join()
 
 
-def test_ctrl_c_pauses_a_replay_and_says_how_to_go_on(desk: Desk) -> None:
+@pytest.mark.parametrize(("number", "flags"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--json",))])
+def test_a_signal_pauses_a_replay_and_it_says_how_to_go_on(
+    desk: Desk, number: signal.Signals, flags: tuple[str, ...]
+) -> None:
     """A real process, interrupted while it waits for its canary; resumed, all is confirmed."""
     desk.home.put_all([letter(number) for number in range(3)])
     # Where SIGINT is ignored, as in a shell's background, Python would not listen to it either.
@@ -476,7 +479,7 @@ def test_ctrl_c_pauses_a_replay_and_says_how_to_go_on(desk: Desk) -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-c", code, "dlq", "replay", "--topic", "orders", "--yes",
          "--canary", "1", "--ramp", "", "--patience", "2m", "--reason", "fixed",
-         "--database", desk.url, "--broker", desk.broker_url],
+         "--database", desk.url, "--broker", desk.broker_url, *flags],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         try:
@@ -485,7 +488,7 @@ def test_ctrl_c_pauses_a_replay_and_says_how_to_go_on(desk: Desk) -> None:
                 deadline=120,
                 what="the canary is out",
             )
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             said, _ = process.communicate(timeout=120)
         finally:
             if process.poll() is None:
@@ -493,6 +496,10 @@ def test_ctrl_c_pauses_a_replay_and_says_how_to_go_on(desk: Desk) -> None:
     assert process.returncode == 130, said
     assert "Traceback" not in said
     (plan,) = Plans(desk.engine).latest()
+    if flags:
+        found = json.loads(said)
+        assert (found["plan"], found["ending"]) == (plan.id, "interrupted")
+        said = found["reason"]
     assert f"holdfast dlq plans resume {plan.short}" in said
     assert (plan.state, plan.owner, plan.sent) == ("paused", None, 1)
     with consumer(desk):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from sqlalchemy import select, update
 
@@ -13,7 +15,8 @@ from holdfast.cli import display
 from holdfast.cli.migrations import Migrations
 from holdfast.database import open_database
 from holdfast.dlq import Origin, StoreHome
-from holdfast.dlq.replay import Plans
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.replay import Plans, Policy, Selection, Terms, freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.schema import message, revision
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+ADA = Warrant(actor="ada", reason="fixed")
 MASTER = bytes(range(32))
 BODY = b'{"customer": "c-1", "name": "Ada", "n": 1}'
 SEND = ("--reason", "fixed", "--yes", "--canary", "0", "--ramp", "", "--patience", "1s")
@@ -128,9 +132,9 @@ def test_a_simulation_opens_sealed_fields_with_the_key_and_never_shows_them(desk
     assert blind.returncode == 1
     assert "1 were not tried" in blind.stdout
     assert "--master-key-file" in blind.stdout
-    assert "all would pass" not in blind.stdout
+    assert "0 would pass; nobody knows about the others" in blind.stdout
     seeing = desk.run("simulate", group, "--handler", f"{module}:bill", *desk.key)
-    assert (seeing.returncode, "all would pass" in seeing.stdout) == (0, True)
+    assert (seeing.returncode, "all 1 would pass" in seeing.stdout) == (0, True)
     failing = desk.run("simulate", group, "--handler", f"{module}:tells", *desk.key)
     assert failing.returncode == 1
     assert "ValueError" in failing.stdout
@@ -218,6 +222,43 @@ def test_nothing_that_can_be_sent_makes_no_plan_and_says_why(desk: Desk) -> None
     assert said.returncode == 2
     assert "none of the 1 messages can be sent" in said.stderr
     assert Plans(desk.engine).latest() == []
+
+
+def test_no_plan_is_said_to_be_none(desk: Desk) -> None:
+    """And not by an empty table."""
+    assert desk.run("plans", "list").stdout == "no plan has been made yet\n"
+    assert desk.run("plans", "list", "--open").stdout == "no plan is open\n"
+    assert desk.json("plans", "list") == []
+
+
+def test_a_moment_that_rounds_to_the_year_10000_stops_nothing(desk: Desk) -> None:
+    """Neither one that is stored now, nor one that an older version stored."""
+    last = datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)
+    made = letter(1)
+    late = msgspec.structs.replace(made, message=msgspec.structs.replace(made.message, time=last))
+    desk.home.put(late)
+    look = ("replay", "--topic", "orders", "--dry-run")
+    assert desk.json(*look)["count"] == 1
+    with desk.engine.begin() as db:
+        assert db.execute(select(message.c.event_at)).scalar_one() < last.timestamp()
+        db.execute(update(message).values(event_at=last.timestamp()))
+    assert desk.json(*look)["count"] == 1
+    assert desk.run("show", made.dlq_id).returncode == 0
+    assert desk.replay("--topic", "orders").returncode == 6
+
+
+def test_what_a_failed_sending_says_to_a_script_is_json(desk: Desk) -> None:
+    """The words for people are on the other stream."""
+    desk.home.put(letter(1))
+    terms = Terms(policy=Policy(), to_topic="nowhere")
+    plan = freeze(desk.engine, Selection(topic="orders"), terms, ADA).plan
+    resume = ("plans", "resume", plan.short, "--reason", "x", "--broker", desk.broker_url)
+    said = desk.run(*resume, "--json")
+    assert said.returncode == 2
+    found = json.loads(said.stdout)
+    assert (found["plan"], found["ending"], found["sent"]) == (plan.id, "failed", 0)
+    assert "nowhere" in found["reason"]
+    assert "nowhere" in said.stderr
 
 
 def test_a_plan_is_found_by_every_start_of_what_the_list_shows(desk: Desk) -> None:

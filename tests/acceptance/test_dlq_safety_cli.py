@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import update
 
-from holdfast.dlq import close
-from holdfast.dlq.replay import Plans
+from holdfast.dlq import capture, close
+from holdfast.dlq.replay import Plans, original
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.schema import message as letters
 from holdfast.dlq.vault import MARK
 from holdfast.headers import Headers
-from tests.acceptance.test_dlq_cli_more import SEND, Desk
+from holdfast.testing import wait_until
+from tests.acceptance.test_dlq_cli_more import SEND, Desk, consumer
 from tests.dead_letters import count, failed, letter
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def test_a_flag_only_lowers_the_size_above_which_somebody_else_looks(desk: Desk)
     made_by = ("--actor", plan.created_by, "--reason", "mine")
     refused = desk.run("plans", "approve", plan.short, *made_by)
     assert (refused.returncode, "--actor" in refused.stderr) == (2, False)
-    assert (
-        desk.run("plans", "approve", plan.short, "--actor", "bob", "--reason", "x").returncode == 0
-    )
+    as_bob = ("plans", "approve", plan.short, "--actor", "bob", "--reason", "x")
+    refused = desk.run(*as_bob)
+    assert (refused.returncode, "--shared-account" in refused.stderr) == (2, True)
+    assert desk.run(*as_bob, HOLDFAST_SHARED_ACCOUNT="1").returncode == 0
     entries = {entry["action"]: entry for entry in desk.audited()}
     approval = entries["replay.approve"]
     assert approval["actor"] == "bob"
@@ -108,6 +110,63 @@ def test_a_flag_only_lowers_the_size_above_which_somebody_else_looks(desk: Desk)
     desk.home.put_all([letter(n) for n in range(10, 12)])
     said = desk.replay("--id", letter(10).dlq_id, "--approve-above", "0")
     assert said.returncode == 8
+
+
+@pytest.mark.parametrize("written", ["1_000", " 50", "many", "-1"])
+def test_a_ceiling_that_nobody_can_read_is_refused(desk: Desk, written: str) -> None:
+    """With or without the flag; to ignore it would let every plan go."""
+    desk.home.put(letter(1))
+    for flags in ((), ("--approve-above", "5")):
+        said = desk.replay("--topic", "orders", *flags, HOLDFAST_APPROVE_ABOVE=written)
+        assert said.returncode == 2, said
+        assert "HOLDFAST_APPROVE_ABOVE" in " ".join(said.stderr.split())
+    assert Plans(desk.engine).latest() == []
+
+
+def test_failures_while_no_sender_lives_stop_the_next_one(desk: Desk) -> None:
+    """A real process, killed at a gate; what it had sent fails, and nothing follows it."""
+    desk.home.put_all([letter(n) for n in range(40)])
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "dlq", "replay",
+         "--topic", "orders", "--yes", "--canary", "0", "--ramp", "50%", "--patience", "2m",
+         "--reason", "fixed", "--database", desk.url, "--broker", desk.broker_url],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        try:
+            wait_until(lambda: any(plan.sent == 20 for plan in Plans(desk.engine).latest()),
+                       deadline=120, what="it waits at its gate")  # fmt: skip
+        finally:
+            process.kill()
+    (plan,) = Plans(desk.engine).latest()
+    assert plan.state == "ramping"
+    with desk.engine.begin() as db:  # its lease has run out
+        db.execute(update(plan_table).values(until=1.0))
+    _fail_again(desk, 20)
+    resume = ("plans", "resume", plan.short, "--reason", "x", "--broker", desk.broker_url)
+    said = desk.run(*resume)
+    assert said.returncode == 5, said
+    assert "20 of the last 20 failed again" in said.stdout
+    assert "forgiven" not in said.stdout
+    assert len(desk.sent()) == 20
+    with consumer(desk):
+        said = desk.run(*resume)
+    assert said.returncode == 7, said
+    assert "20 failures since the last resume are forgiven" in said.stdout
+
+
+def _fail_again(desk: Desk, wanted: int) -> None:
+    """Be the group, whose handler is as broken as before."""
+    source = desk.broker.source(["orders.billing.replay"], group="billing")
+    seen = 0
+    while seen < wanted:
+        batch = source.poll(100, 0.5)
+        for one in batch:
+            error = failed(ValueError("bad order"))
+            again = capture(original(one.message), error, group="billing", handler="shop.bill")
+            desk.home.put(again)
+        source.accept(batch)
+        seen += len(batch)
+    source.close()
 
 
 def test_nothing_due_is_no_failure(desk: Desk) -> None:

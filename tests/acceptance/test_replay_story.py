@@ -239,6 +239,11 @@ def test_three_bugs_and_an_outage_are_replayed_without_fear(sqlite_world: World)
     story(sqlite_world, total=300, poison=60, deadline=60)
 
 
+def test_the_story_on_postgres_and_kafka(kafka_world: World) -> None:
+    """The whole story, small, on the servers of a real shop."""
+    story(kafka_world, total=300, poison=60, deadline=60)
+
+
 @pytest.mark.chaos
 def test_the_story_at_full_size_on_sqlite(sqlite_world: World) -> None:
     """Ten thousand orders, a thousand of them poisoned."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ADA = Warrant(actor="ada", reason="fixed")
 FAST = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
+CAREFUL = Policy(canary=1, ramp=(), patience=60)
 TOPIC = "orders.billing.dlq"
 
 
@@ -62,10 +63,10 @@ class Ops:
             thread.join(60)
             source.close()
 
-    def publish(self, *orders: str) -> None:
-        """Publish *orders*, each under a key of its own."""
+    def publish(self, *orders: str, key: str | None = None) -> None:
+        """Publish *orders*, each under a key of its own unless one is given."""
         sink = self.broker.sink()
-        sink.publish([Message.new("orders", order.encode(), key=order) for order in orders])
+        sink.publish([Message.new("orders", order.encode(), key=key or order) for order in orders])
         sink.close()
 
     def states(self) -> list[str]:
@@ -73,9 +74,8 @@ class Ops:
         with self.engine.connect() as db:
             return sorted(db.execute(select(letters.c.state)).scalars())
 
-    def replay(self) -> EndingKind:
+    def replay(self, policy: Policy = CAREFUL) -> EndingKind:
         """Replay what the group failed at, and wait for its end."""
-        policy = Policy(canary=1, ramp=(), patience=60)
         plan = freeze(
             self.engine, Selection(consumer_group="billing"), Terms(policy=policy), ADA
         ).plan
@@ -150,6 +150,45 @@ def test_a_replay_that_fails_again_elsewhere_is_seen_as_that(
         assert ops.replay() is not EndingKind.CONFIRMED
         until(lambda: ops.outcomes() == ["failed_again"], "the failure is known")
     assert ops.states() == ["pending"]
+
+
+@pytest.mark.parametrize("commutative", [False, True])
+def test_after_a_failure_elsewhere_the_later_replays_of_the_key_are_not_handled(
+    ops: Ops, database: Engine | None, commutative: bool
+) -> None:
+    """Who handles the key remembers it; unless the operator says that order does not matter."""
+    broken, done = {"1", "2", "3"}, []
+    ops.publish("1", "2", "3", key="sick")
+    consumer = billing(ops.broker, database, broken, done)
+    at_once = Policy(canary=0, ramp=(), patience=60, failure_ratio=0.99, commutative=commutative)
+    with ops.collecting(), running(consumer):
+        until(lambda: ops.states() == ["pending"] * 3, "all three collected")
+        broken -= {"2", "3"}
+        assert ops.replay(at_once) is EndingKind.PARTLY
+    if commutative:
+        assert (done, consumer.tally.held_back) == (["2", "3"], 0)
+        assert ops.outcomes() == ["confirmed", "confirmed", "failed_again"]
+    else:
+        assert (done, consumer.tally.held_back) == ([], 2)
+        assert ops.outcomes() == ["failed_again", "held", "held"]
+        assert ops.states() == ["pending"] * 3
+
+
+def test_in_a_loop_of_ones_own_the_later_ones_of_a_failed_key_are_held_back(ops: Ops) -> None:
+    """Also without a database; another key, and the failed message itself, may come again."""
+    consumer = billing(ops.broker, None, {"1"}, done := [])
+    handler = consumer.handler("orders")
+
+    def ending(order: str, *, key: str = "k") -> Ending:
+        message = Message.new("orders", order.encode(), key=key)
+        marks = Marks(group="billing", plan="p", dlq_id=f"d-{order}", topic="orders")
+        return handler.handle(message.with_(headers=marks.stamped(message.headers))).ending
+
+    assert ending("1") is Ending.DEAD_LETTERED
+    assert ending("2") is Ending.HELD_BACK
+    assert ending("3", key="other") is Ending.HANDLED
+    assert ending("1") is Ending.DEAD_LETTERED
+    assert done == ["3"]
 
 
 class Deaf:

@@ -11,14 +11,15 @@ from sqlalchemy import Column, Integer, MetaData, Table, delete, func, insert, s
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers are asked for their annotations
 
+from holdfast.cli.dlq.trial import Trial
 from holdfast.cli.migrations import Migrations
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.replay import Selection, Terms
+from holdfast.dlq.replay import Selection
+from holdfast.dlq.replay.cases import cases
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.sandbox import Escaped
 from holdfast.dlq.replay.simulation import simulate
-from holdfast.dlq.replay.surveying import survey
 from holdfast.message import Message
 
 if TYPE_CHECKING:
@@ -117,10 +118,9 @@ def engine(
 
 
 def _simulated(engine: Engine, function: Any) -> Any:
-    with engine.connect() as db:
-        letters = survey(db, Selection(consumer_group="billing"), Terms()).letters
-    named = Named.load(f"{__name__}:{function.__name__}")
-    (found,) = simulate(engine, letters, named, database=engine)
+    trial = Trial(Named.load(f"{__name__}:{function.__name__}"))
+    found_cases = cases(engine, Selection(consumer_group="billing"))
+    (found,) = simulate(engine, found_cases, trial, database=engine)
     return found
 
 
