@@ -292,7 +292,7 @@ def arguments(source: Source, tmp_path: Path, *more: str) -> list[str]:
     """Return a command line."""
     broker = f"sqlite:///{tmp_path}/b.db"
     given = ["cdc", "--broker", broker, "--server", source.server, "--table", "item"]
-    return [*given, "--create-topics", *more]
+    return [*given, *more]
 
 
 @pytest.mark.parametrize("wrong", ["postgres@", "/cdc_"])
