@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.database import open_database
-from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy, Transient
+from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
 from holdfast.outbox.cdc.envelope import Envelope
 from holdfast.outbox.cdc.feed import Feed
+from holdfast.outbox.cdc.owned_sink import OwnedSink
+from holdfast.outbox.cdc.shipment import Shipment
 from holdfast.outbox.cdc.snapshot import TableSnapshot
+from holdfast.outbox.cdc.standby import Standby
+from holdfast.outbox.cdc.tables import Tables
 from holdfast.outbox.cdc.values import SETTINGS
 from holdfast.outbox.engine import Step
 from holdfast.outbox.wal.courier import Courier
@@ -24,16 +27,18 @@ from holdfast.outbox.wal.waker import Waker
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.engine import Engine
 
     from holdfast.message import Message
-    from holdfast.ports import Published, Sink
+    from holdfast.ports import Sink
 
-log = logging.getLogger("holdfast.outbox.cdc")
+PENDING = "holdfast cdc: the first snapshot is not complete"
+"""Said of a publication made here until its changes are streamed."""
 
 _IDLE_SECONDS = 0.05
+_OURS = 0.9  # of the silence after which the server ends a stream
 _SERVER = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -46,7 +51,8 @@ class Cdc:
     before that starts it again. Later starts go on where the slot was confirmed.
 
     A message that the broker refuses ends the capture with its error: to leave a change
-    out would be a silent loss.
+    out would be a silent loss. So does a slot that is gone, for what was deleted since would
+    never show; with *snapshot* a new start reads the tables anew then.
     """
 
     name = "cdc"
@@ -60,6 +66,7 @@ class Cdc:
         server: str,
         slot: str | None = None,
         publication: str | None = None,
+        snapshot: bool = False,
         batch: int = 2000,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -84,7 +91,9 @@ class Cdc:
                 slot=f"holdfast_cdc_{plain}" if slot is None else slot,
                 publication=f"holdfast_cdc_{plain}" if publication is None else publication,
                 tables=tuple(tables),
-                publish="insert, update, delete",
+                publish="insert, update, delete, truncate",
+                remark=PENDING,
+                when_lost="ends the capture: see docs/cdc.md",
             ),
             reader=f"holdfast-{new_id()}",
             clock=clock,
@@ -93,13 +102,16 @@ class Cdc:
         self._sql = statements("holdfast.outbox.cdc", "postgresql")
         self._envelope = Envelope(server, self._engine.url.database or "")
         self._waker = Waker()
-        self._courier = Courier(sink, self._waker.wake)
+        self._tables = Tables(self._engine, tables)
+        self._standby = Standby(self._waker, clock=clock)
+        self._shipment = Shipment(Courier(OwnedSink(sink, self._seconds_left), self._waker.wake))
+        self._left: Callable[[], float] = _always
+        """For how many seconds the slot is surely ours; outlives its stream."""
+        self._anew = snapshot
+        self._has_streamed = False
         self._snapshot: TableSnapshot | None = None
         self._reading: Reading[list[Message]] | None = None
-        self._sending: list[Message] = []
-        self._finished = 0
         self._idle = False
-        self._outage: HoldfastError | None = None
 
     @property
     def progress(self) -> int | None:
@@ -108,28 +120,27 @@ class Cdc:
 
     def topics(self) -> list[str]:
         """Return the topics that the tables' changes go to."""
-        return [self._envelope.topic(schema, table) for schema, table in self._tables()]
+        return [self._envelope.topic(table.schema, table.name) for table in self._tables.found()]
 
     def step(self) -> Step:
         """Publish what is there, keep the stream alive; bounded like every engine's step."""
         try:
             step = self._advance()
         except SlotBusy as error:
-            log.info("standing by: %s", error)
             self._let_go()
-            self._waker.wait(_IDLE_SECONDS)
-            return Step(idle=True, standby=True)
+            return self._standby.wait(error)
         except SlotLost as error:
             self._let_go()
+            slot = self._slot.names.slot
             raise ConfigurationError(
-                f"{error}; changes were lost with the slot: drop it and start again, which takes "
-                f"a new snapshot:  SELECT pg_drop_replication_slot('{self._slot.names.slot}')"
+                f"{error}, and the changes since went with it: start with --snapshot to read the "
+                "tables anew (rows that were deleted meanwhile never show as such); if the slot is "
+                f"still there, first run  SELECT pg_drop_replication_slot('{slot}')"
             ) from error
         except BaseException:
             self._let_go()
             raise
-        outage, self._outage = self._outage, None
-        if outage is not None:
+        if (outage := self._shipment.take_outage()) is not None:
             raise outage
         return step
 
@@ -138,61 +149,59 @@ class Cdc:
             return self._follow(self._reading)
         if self._snapshot is not None:
             return self._take_snapshot(self._snapshot)
-        if self._courier.busy:  # of a life before
-            if self._courier.back:
-                self._drop_flight()
+        if self._shipment.under_way:  # of a life before
+            self._shipment.drop()
             self._waker.wait(_IDLE_SECONDS)
             return Step()
         self._open()
         return Step()
 
     def _open(self) -> None:
+        self._tables.check()
         self._slot.prepare()
-        export = self._slot.begin()
+        first = self._anew or self._slot.publication.marked
+        export = self._slot.begin(anew=first and not self._has_streamed)
         if export is None:
             self._reading = self._begin()
-            return
-        try:
-            self._snapshot = TableSnapshot(
-                self._engine.url, export, self._tables(), self._envelope, self._key,
-                now=self._clock.now(), batch=self._batch,
-            )  # fmt: skip
-        except BaseException:
-            export.close()
-            raise
+        else:
+            self._left = _always
+            try:
+                self._snapshot = TableSnapshot(
+                    self._engine.url, export, self._tables.readable(), self._envelope,
+                    self._tables.key, now=self._clock.now(), batch=self._batch,
+                )  # fmt: skip
+            except BaseException:
+                export.close()
+                raise
+        self._standby.end()
 
     def _begin(self) -> Reading[list[Message]]:
+        self._slot.publication.unmark()
         with self._engine.connect() as db:
-            target = position(db.execute(self._sql["log_end"]).scalar_one())
-        feed = Feed(self._envelope, self._key, most=self._batch)
-        stream = self._slot.stream(self._waker, messages=False, binary=False)
-        self._finished = 0
+            place = db.execute(self._sql["place"]).one()
+        feed = Feed(self._envelope, self._tables.key, most=self._batch)
+        stream = self._slot.stream(
+            self._waker, messages=False, binary=False,
+            patience=_OURS * place.patience if place.patience else float("inf"),
+        )  # fmt: skip
+        self._left = lambda: stream.left
+        self._has_streamed = True
+        self._shipment.let_go()  # what the snapshot published is not of the stream
+        target = position(place.log_end)
         return Reading(stream, feed, target=target, waker=self._waker, clock=self._clock)
 
-    def _tables(self) -> list[tuple[str, str]]:
-        with self._engine.connect() as db:
-            names = ({"table": name} for name in self._slot.names.tables)
-            found = [db.execute(self._sql["table"], name).first() for name in names]
-        if None in found:
-            missing = self._slot.names.tables[found.index(None)]
-            raise ConfigurationError(f"table {missing} does not exist: name it as schema.table")
-        return [(row.nspname, row.relname) for row in found if row is not None]
-
-    def _key(self, schema: str, table: str) -> list[str]:
-        with self._engine.connect() as db:
-            quoted = f'"{schema}"."{table}"'
-            return list(db.execute(self._sql["key"], {"table": quoted}).scalars())
+    def _seconds_left(self) -> float:
+        return self._left()
 
     def _take_snapshot(self, snapshot: TableSnapshot) -> Step:
         """Publish the next rows; after the last one keep the slot and begin to stream."""
-        published = self._collect()
-        if self._courier.busy:
+        published = self._shipment.collect()
+        if self._shipment.under_way:
             self._waker.wait(_IDLE_SECONDS)
-        elif self._sending:
-            self._courier.send(self._sending)
+        elif self._shipment.unsettled:
+            self._shipment.send()
         elif messages := snapshot.read():
-            self._sending = messages
-            self._courier.send(messages)
+            self._shipment.send(messages)
         else:
             self._slot.keep(snapshot.export)
             snapshot.close()
@@ -200,76 +209,46 @@ class Cdc:
         return Step(published=published)
 
     def _follow(self, reading: Reading[list[Message]]) -> Step:
-        published = self._collect()
+        shipment = self._shipment
+        published = shipment.collect()
         received = reading.receive()
-        if not (received or published or (reading.waiting and not self._sending)):
+        if not (received or published or (reading.waiting and not shipment.unsettled)):
             reading.wait(_IDLE_SECONDS)
             received = reading.receive()
-            published += self._collect()
-        if not self._courier.busy:
-            if not self._sending and reading.waiting:
-                self._sending = reading.take()
-            if self._sending:
-                self._courier.send(self._sending)
-        reading.confirm(self._finished)
-        busy = received or published or self._sending
+            published += shipment.collect()
+        if not shipment.under_way:
+            fresh = reading.waiting and not shipment.unsettled
+            shipment.send(reading.take() if fresh else None)
+        reading.confirm(shipment.finished)
+        busy = received or published or shipment.unsettled
         was_idle, self._idle = self._idle, not busy and reading.caught_up
         # Said once: this step waits by itself, and a longer wait would delay the next event.
         return Step(published=published, idle=self._idle and not was_idle)
-
-    def _collect(self) -> int:
-        """Settle what came back; return how many events were published."""
-        if not self._courier.back:
-            return 0
-        try:
-            results = self._courier.collect()
-        except (DependencyDown, Transient) as error:
-            self._outage = error
-            return 0
-        done = _prefix(self._sending, results)
-        self._finished += done
-        self._sending = self._sending[done:]
-        if self._sending:
-            self._outage = results[done].error
-        return done
-
-    def _drop_flight(self) -> None:
-        try:
-            self._courier.collect()
-        except HoldfastError as error:
-            log.debug("given up: %s", error)
 
     def _let_go(self) -> None:
         for part in (self._snapshot, self._reading):
             if part is not None:
                 part.close()
         self._snapshot = self._reading = None
-        self._sending, self._outage = [], None
+        self._shipment.let_go()
 
     def close(self) -> None:
         """Finish the batch in flight and confirm it."""
+        shipment = self._shipment
         try:
-            while self._courier.busy and self._reading is not None and self._outage is None:
-                self._collect()
-                self._waker.wait(_IDLE_SECONDS if self._courier.busy else 0)
+            while shipment.under_way and self._reading is not None and not shipment.is_hit:
+                shipment.collect()
+                self._waker.wait(_IDLE_SECONDS if shipment.under_way else 0)
             if self._reading is not None:
-                self._reading.confirm(self._finished, now=True)
+                self._reading.confirm(shipment.finished, now=True)
         finally:
-            self._courier.close()
+            shipment.close()
             self._let_go()
             self._waker.close()
             if self._owned:
                 self._engine.dispose()
 
 
-def _prefix(messages: Sequence[Message], results: Sequence[Published]) -> int:
-    """Return how many from the start were stored; raise what the broker refuses for good."""
-    for number, (message, result) in enumerate(zip(messages, results, strict=True)):
-        if result.error is not None:
-            if result.error.remedy in (Remedy.FIX, Remedy.DEAD_LETTER):
-                raise ConfigurationError(
-                    f"the change of {message.topic} with key {message.key_text} is refused: "
-                    f"{result.error}"
-                ) from result.error
-            return number
-    return len(messages)
+def _always() -> float:
+    """Return how long the slot of a snapshot is ours: it goes with its connection."""
+    return float("inf")

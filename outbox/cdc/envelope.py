@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +20,10 @@ from holdfast.outbox.wal.pgoutput import UNCHANGED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from holdfast.outbox.wal.pgoutput import Value, Values
+    from holdfast.outbox.wal.pgoutput import Update, Value, Values
 
 JSON = "application/json"
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,7 +46,7 @@ class Shape:
     names: tuple[str, ...]
     converters: tuple[Callable[[str], Any], ...]
     key: tuple[int, ...]
-    """Places of the primary key's columns; empty for a table without one."""
+    """Places of the key's columns; empty for a table without one."""
 
     @classmethod
     def of(
@@ -60,11 +62,17 @@ class Shape:
             tuple(place for place, name in enumerate(names) if name in key),
         )
 
-    def row(self, values: Values, old: Values | None = None) -> dict[str, Any]:
-        """Return the row as JSON; what the server did not send is taken from *old* if there."""
-        if UNCHANGED in values:
+    def row(
+        self, values: Values, old: Values | None = None, *, whole: bool = True
+    ) -> dict[str, Any]:
+        """Return the row as JSON; what the server did not send is taken from *old* if there.
+
+        Unless it is the *whole* old row it holds the key alone: the rest stays unavailable.
+        """
+        if old is not None and UNCHANGED in values:
+            known = range(len(old)) if whole else self.key
             values = [
-                old[place] if value is UNCHANGED and old is not None else value
+                old[place] if value is UNCHANGED and place in known else value
                 for place, value in enumerate(values)
             ]
         read = zip(self.names, values, self.converters, strict=True)
@@ -108,8 +116,8 @@ class Envelope:
         self._database = database
 
     def topic(self, schema: str, table: str) -> str:
-        """Return `server.schema.table`."""
-        return f"{self.server}.{schema}.{table}"
+        """Return `server.schema.table`, with _ for what a topic's name may not hold."""
+        return _UNFIT.sub("_", f"{self.server}.{schema}.{table}")
 
     def read(self, shape: Shape, values: Values, origin: Origin, number: int) -> Message:
         """Return the event of a row that the snapshot found."""
@@ -121,14 +129,12 @@ class Envelope:
         """Yield the event of a new row."""
         yield self._message(shape, "c", None, shape.row(new), origin, f"{number}")
 
-    def updated(
-        self, shape: Shape, old: Values | None, new: Values, origin: Origin, number: int
-    ) -> Iterator[Message]:
+    def updated(self, shape: Shape, told: Update, origin: Origin, number: int) -> Iterator[Message]:
         """Yield the event of a changed row; under a new key it is a delete and an insert."""
-        before = None if old is None else shape.row(old)
-        after = shape.row(new, old)
+        before = None if told.old is None else shape.row(told.old)
+        after = shape.row(told.new, told.old, whole=told.whole)
         if before is not None and shape.key_of(before) != shape.key_of(after):
-            yield from self.deleted(shape, old or [], origin, number)
+            yield from self.deleted(shape, told.old or [], origin, number)
             yield self._message(shape, "c", None, after, origin, f"{number}:c")
         else:
             yield self._message(shape, "u", before, after, origin, f"{number}")
@@ -139,6 +145,11 @@ class Envelope:
         yield gone
         if gone.key is not None:
             yield gone.with_(id=derived_id(gone.id, "tombstone"), payload=None, content_type=None)
+
+    def truncated(self, shape: Shape, origin: Origin, number: int) -> Message:
+        """Return the event of a table that was emptied at once; it has no key."""
+        name = f"{number}:{shape.schema}.{shape.table}"
+        return self._message(shape, "t", None, None, origin, name)
 
     def _message(
         self,
@@ -163,7 +174,8 @@ class Envelope:
             "lsn": origin.lsn,
         }
         body = {"before": before, "after": after, "source": source, "op": op, "ts_ms": at}
-        key = shape.key_of(before if after is None else after)  # type: ignore[arg-type]
+        row = before if after is None else after
+        key = None if row is None else shape.key_of(row)
         return Message(
             id=derived_id("cdc", self.server, self._database, str(origin.lsn), number),
             topic=self.topic(shape.schema, shape.table),

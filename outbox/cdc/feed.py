@@ -13,6 +13,7 @@ from holdfast.outbox.wal.pgoutput import (
     Delete,
     Insert,
     Relation,
+    Truncate,
     Update,
     decode,
 )
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from holdfast.message import Message
     from holdfast.outbox.wal.pgoutput import Message as Told
 
+_BY_KEY = "di"  # replica identities of which the log itself tells the key
+
 
 class Feed:
     """Takes pgoutput messages and gives the change events to publish."""
 
     def __init__(
-        self, envelope: Envelope, keys: Callable[[str, str], Sequence[str]], *, most: int
+        self, envelope: Envelope, keys: Callable[[int], Sequence[str]], *, most: int
     ) -> None:
         self.marks = Marks()
         self._envelope = envelope
@@ -69,20 +72,26 @@ class Feed:
 
     def _learn(self, relation: Relation) -> None:
         columns = [(column.name, column.type) for column in relation.columns]
-        key = self._keys(relation.schema, relation.name)
+        # The table may have changed since; the catalog is asked only where the log is silent.
+        flagged = [column.name for column in relation.columns if column.key]
+        key = flagged if relation.identity in _BY_KEY else self._keys(relation.id)
         self._shapes[relation.id] = Shape.of(relation.schema, relation.name, columns, key)
 
     def _events(self, told: Told) -> Iterator[Message]:
-        if self._origin is None or not isinstance(told, Insert | Update | Delete):
+        if (origin := self._origin) is None:
             return
         self._number += 1
-        shape, origin = self._shapes[told.relation], self._origin
-        if isinstance(told, Insert):
-            yield from self._envelope.inserted(shape, told.new, origin, self._number)
-        elif isinstance(told, Update):
-            yield from self._envelope.updated(shape, told.old, told.new, origin, self._number)
-        else:
-            yield from self._envelope.deleted(shape, told.old, origin, self._number)
+        envelope, shapes, number = self._envelope, self._shapes, self._number
+        match told:
+            case Insert():
+                yield from envelope.inserted(shapes[told.relation], told.new, origin, number)
+            case Update():
+                yield from envelope.updated(shapes[told.relation], told, origin, number)
+            case Delete():
+                yield from envelope.deleted(shapes[told.relation], told.old, origin, number)
+            case Truncate():
+                for relation in told.relations:
+                    yield envelope.truncated(shapes[relation], origin, number)
 
     def keepalive(self, end: int) -> None:
         """Note that everything before *end* was sent; inside a transaction it says nothing."""

@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from holdfast.message import Message
+    from holdfast.outbox.cdc.tables import Table
     from holdfast.outbox.wal.slot import Export
 
 log = logging.getLogger("holdfast.outbox.cdc")
+
+_ALL_ROWS = "-c row_security=off"  # an error where a policy would hide rows
+_COLUMNS = """
+    SELECT attname FROM pg_attribute WHERE attrelid = CAST(%s AS oid) AND attnum > 0
+    AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+"""  # what the stream tells: it leaves generated columns out
 
 
 class TableSnapshot:
@@ -32,9 +39,9 @@ class TableSnapshot:
         self,
         url: URL,
         export: Export,
-        tables: Sequence[tuple[str, str]],
+        tables: Sequence[Table],
         envelope: Envelope,
-        keys: Callable[[str, str], Sequence[str]],
+        keys: Callable[[int], Sequence[str]],
         *,
         now: datetime,
         batch: int,
@@ -48,7 +55,7 @@ class TableSnapshot:
         self._origin = Origin(lsn=export.position, tx=None, time=now, snapshot="true")
         with translated("taking the snapshot"):
             self._db: psycopg.Connection[Any] = psycopg.connect(
-                **{**arguments(url), "options": SETTINGS}, autocommit=True
+                **{**arguments(url), "options": f"{SETTINGS} {_ALL_ROWS}"}, autocommit=True
             )
             self._db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             self._db.execute(
@@ -66,18 +73,22 @@ class TableSnapshot:
         with translated("reading the snapshot"):
             return next(self._batches, [])
 
-    def _read_all(self, tables: Sequence[tuple[str, str]]) -> Iterator[list[Message]]:
-        for number, (schema, table) in enumerate(tables, 1):
+    def _read_all(self, tables: Sequence[Table]) -> Iterator[list[Message]]:
+        for number, table in enumerate(tables, 1):
             before = self.rows
-            yield from self._read_table(schema, table)
+            yield from self._read_table(table)
             log.info(
-                "snapshot of %s.%s: %d rows (table %d of %d)",
-                schema, table, self.rows - before, number, len(tables),
+                "snapshot of %s: %d rows (table %d of %d)",
+                table.quoted, self.rows - before, number, len(tables),
             )  # fmt: skip
 
-    def _read_table(self, schema: str, table: str) -> Iterator[list[Message]]:
-        name = sql.Identifier(schema, table)
-        self._db.execute(sql.SQL("DECLARE rows NO SCROLL CURSOR FOR SELECT * FROM {}").format(name))
+    def _read_table(self, table: Table) -> Iterator[list[Message]]:
+        listed = [sql.Identifier(name) for (name,) in self._db.execute(_COLUMNS, [table.oid])]
+        self._db.execute(
+            sql.SQL("DECLARE rows NO SCROLL CURSOR FOR SELECT {} FROM {}").format(
+                sql.SQL(", ").join(listed), sql.Identifier(table.schema, table.name)
+            )
+        )
         fetch = sql.SQL("FETCH FORWARD {} FROM rows").format(sql.Literal(self._batch))
         shape: Shape | None = None
         number = 0
@@ -88,7 +99,7 @@ class TableSnapshot:
             width = range(result.nfields)
             if shape is None:
                 columns = [((result.fname(n) or b"").decode(), result.ftype(n)) for n in width]
-                shape = Shape.of(schema, table, columns, self._keys(schema, table))
+                shape = Shape.of(table.schema, table.name, columns, self._keys(table.oid))
             messages = []
             for place in range(result.ntuples):
                 number += 1

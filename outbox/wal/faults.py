@@ -38,6 +38,10 @@ REPLICATION_FIX = (
     "the role may not replicate: run  ALTER ROLE {role} REPLICATION  "
     "(on a managed service grant its replication role, e.g. rds_replication)"
 )
+READING_FIX = (
+    "let its owner run  GRANT SELECT ON <the table> TO <the role>  (and, if it has row-level "
+    "security, ALTER ROLE <the role> BYPASSRLS)"
+)
 
 
 @contextmanager
@@ -52,13 +56,15 @@ def translated(doing: str, role: str = "…") -> Iterator[None]:
 def _translation(error: psycopg.Error, doing: str, role: str) -> Exception:
     text = f"{doing}: {mask(str(error)).strip()}"
     match error:
-        case errors.ObjectInUse():
+        case errors.ObjectInUse() | errors.DuplicateObject():  # or about to be read
             return SlotBusy(text)
         # A publication that is younger than the slot's position cannot be seen from there.
         case errors.UndefinedObject() | errors.UndefinedFile():
             return SlotLost(text)
         case errors.ObjectNotInPrerequisiteState():
             return SlotLost(text)
+        case errors.InsufficientPrivilege() if "replication" not in str(error).lower():
+            return ConfigurationError(f"{text}; {READING_FIX}")
         case errors.InsufficientPrivilege():
             return ConfigurationError(f"{text}; {REPLICATION_FIX.format(role=role)}")
         case errors.ConfigurationLimitExceeded():

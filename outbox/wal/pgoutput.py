@@ -73,6 +73,8 @@ class Update(NamedTuple):
     relation: int
     old: Values | None
     new: Values
+    whole: bool = False
+    """Whether `old` is the whole row; else it holds the key, and None everywhere else."""
 
 
 class Delete(NamedTuple):
@@ -186,13 +188,14 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
 
 def _update(data: bytes) -> Update:
     at, old = 5, None
+    whole = data[at] == _OLD
     if data[at] in (_KEY, _OLD):
         old, at = _values(data, at + 1)
     if data[at] != _NEW:
         raise Malformed("an update without a new row")
     new, end = _values(data, at + 1)
     _check_end(data, end)
-    return Update(_long.unpack_from(data, 1)[0], old, new)
+    return Update(_long.unpack_from(data, 1)[0], old, new, whole)
 
 
 def _delete(data: bytes) -> Delete:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
-from sqlalchemy.exc import DBAPIError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.slot_name import default_slot
 from holdfast.outbox.wal.faults import SlotBusy, SlotLost, translated
 from holdfast.outbox.wal.frames import position
+from holdfast.outbox.wal.publication import Publication
 from holdfast.outbox.wal.stream import Stream, options, replication_connection
 from holdfast.sql import statements
 
@@ -29,7 +29,6 @@ log = logging.getLogger("holdfast.outbox.wal")
 
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
 _OLDEST = 140000  # binary rows and logical messages came with PostgreSQL 14
-_PRIVILEGE = "42501"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,8 @@ class SlotNames:
     """Whether the publication must hold the tables."""
     when_lost: str = "is made anew, and what it held is gone"
     """What becomes of a slot that the server gave up."""
+    remark: str = ""
+    """A comment on the publication when it is made here, until `Publication.unmark`."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.slot):
@@ -52,6 +53,12 @@ class SlotNames:
             )
         if not self.publication:
             raise ConfigurationError("publication is empty: name the publication")
+
+    @property
+    def quoted(self) -> str:
+        """The publication's name as a command takes it."""
+        plain = _NAME.fullmatch(self.publication) is not None
+        return self.publication if plain else sql.Identifier(self.publication).as_string()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Slot:
         settings: str = "",
     ) -> None:
         self.names = names
+        self.publication = Publication(engine, names)
         self._engine = engine
         self._clock = clock
         self._settings = settings
@@ -106,17 +114,7 @@ class Slot:
         """Check the server and the publication; create the publication if it is missing."""
         with self._engine.connect() as db:
             self._check_server(db)
-            found = db.execute(self._sql["publication"], {"name": self.names.publication}).first()
-        self._is_published = found is not None
-        if found is None:
-            self._create_publication()
-        elif not found.pubinsert:
-            raise ConfigurationError(
-                f"publication {self.names.publication} leaves inserts out: run  ALTER PUBLICATION "
-                f"{self.names.publication} SET (publish = '{self.names.publish}')"
-            )
-        if self.names.required:
-            self._check_tables()
+        self._is_published = self.publication.prepare()
 
     def _check_server(self, db: Connection) -> None:
         settings = db.execute(self._sql["settings"]).one()
@@ -138,44 +136,6 @@ class Slot:
                 self.names.when_lost,
             )
 
-    def _create_publication(self) -> None:
-        names = self.names
-        name = sql.Identifier(names.publication)
-        with self._engine.connect() as db:
-            has = {t: db.execute(self._sql["table"], {"table": t}).scalar() for t in names.tables}
-        there = [table for table in names.tables if has[table]]
-        if len(there) < len(names.tables) and names.required:
-            missing = ", ".join(t for t in names.tables if t not in there)
-            raise ConfigurationError(f"table {missing} does not exist: run  holdfast db upgrade")
-        tables = sql.SQL(", ").join(sql.Identifier(*table.split(".")) for table in there)
-        clause = sql.SQL("FOR TABLE {} ").format(tables) if there else sql.SQL("")
-        command = (
-            sql.SQL(
-                "CREATE PUBLICATION {} {}WITH (publish = {}, publish_via_partition_root = true)"
-            )
-            .format(name, clause, sql.Literal(names.publish))
-            .as_string()
-        )
-        try:
-            with self._engine.begin() as db:
-                db.exec_driver_sql(command)
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != _PRIVILEGE:
-                raise
-            raise ConfigurationError(
-                f"this role may not create the publication; run as the owner:  {command}"
-            ) from error
-
-    def _check_tables(self) -> None:
-        with self._engine.connect() as db:
-            for table in self.names.tables:
-                where = {"name": self.names.publication, "table": table}
-                if not db.execute(self._sql["published"], where).scalar():
-                    raise ConfigurationError(
-                        f"publication {self.names.publication} lacks the table: run  ALTER "
-                        f"PUBLICATION {self.names.publication} ADD TABLE {table}"
-                    )
-
     def ensure(self) -> Export | None:
         """Make sure that the slot exists and can be read.
 
@@ -192,17 +152,27 @@ class Slot:
             self._oust()
         return None
 
-    def begin(self) -> Export | None:
-        """Return None if the slot exists, else a slot for the time being, with its snapshot.
+    def begin(self, *, anew: bool) -> Export | None:
+        """Return None if the slot can be read, else a slot for the time being, with its snapshot.
 
-        That one is gone with its connection, unless `keep` gives it the name.
+        That one is gone with its connection, unless `keep` gives it the name. Unless *anew*,
+        a slot that is missing or lost raises `SlotLost`.
         """
         found = self._checked()
-        if found is None:
-            return self._create(f"{self.names.slot[:58]}_new", "TEMPORARY")
-        if found.wal_status == "lost":
-            raise SlotLost(f"slot {self.names.slot} is lost (max_slot_wal_keep_size)")
-        return None
+        if found is not None and found.wal_status != "lost":
+            if found.active:
+                raise SlotBusy(f"replication slot {self.names.slot} is in use")
+            return None
+        temporary = f"{self.names.slot[:58]}_new"
+        with self._engine.connect() as db:
+            if db.execute(self._sql["slot"], {"name": temporary}).first() is not None:
+                raise SlotBusy("another process takes the snapshot")
+        if not anew:
+            why = "missing" if found is None else "lost (max_slot_wal_keep_size)"
+            raise SlotLost(f"replication slot {self.names.slot} is {why}")
+        if found is not None:
+            self.discard("its log is gone and a new snapshot was asked for")
+        return self._create(temporary, "TEMPORARY")
 
     def keep(self, export: Export) -> None:
         """Make the slot of *export* ours for good, as it was at its first moment."""
@@ -247,12 +217,16 @@ class Slot:
         log.info("replication slot %s begins at %s", slot, row[1])
         return Export(connection, slot, position(row[1]), row[2])
 
-    def stream(self, waker: Waker, *, messages: bool, binary: bool) -> Stream:
+    def stream(
+        self, waker: Waker, *, messages: bool, binary: bool, patience: float = float("inf")
+    ) -> Stream:
         """Return the stream from where it was confirmed last."""
         names = self.names
         chosen = options(names.publication, messages=messages, binary=binary)
         connection = replication_connection(self._engine.url, self.reader, self._settings)
-        self._stream = Stream(connection, names.slot, chosen, clock=self._clock, waker=waker)
+        self._stream = Stream(
+            connection, names.slot, chosen, clock=self._clock, waker=waker, patience=patience
+        )
         return self._stream
 
     def cancel(self) -> None:

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
-from holdfast.outbox.wal.faults import translated
+from holdfast.outbox.wal.faults import DatabaseDown, translated
 from holdfast.outbox.wal.frames import DATA, HEADER, KEEPALIVE, keepalive, status
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def replication_connection(url: URL, name: str, options: str = "") -> psycopg.Co
 
 
 class Stream:
-    """A slot being read. Nothing is confirmed to the server unless `confirm` was told so."""
+    """A slot being read. Nothing is confirmed to the server unless `confirm` was told so.
+
+    A server ends a stream whose reader is silent, and another may read the slot then. With
+    *patience* a stream that was silent for so many seconds, frozen say, is not used again.
+    """
 
     def __init__(
         self,
@@ -49,8 +53,10 @@ class Stream:
         *,
         clock: Clock,
         waker: Waker,
+        patience: float = float("inf"),
     ) -> None:
         self.confirmed = 0
+        self._patience = patience
         self._connection = connection
         self._pgconn = connection.pgconn
         self._clock = clock
@@ -104,6 +110,11 @@ class Stream:
             raise error_from_result(result)
         raise psycopg.OperationalError("the server ended the stream")
 
+    @property
+    def left(self) -> float:
+        """Seconds for which the slot is surely ours, by our own clock."""
+        return self._patience - (self._clock.monotonic() - self._sent)
+
     def confirm(self, position: int) -> None:
         """Let the server forget what lies before *position*; sent by the next `beat`."""
         if position > self.confirmed:
@@ -111,6 +122,8 @@ class Stream:
 
     def beat(self, *, now: bool = False) -> None:
         """Tell the server how far we are: *now*, when it asked, or when it is time."""
+        if self.left <= 0:
+            raise DatabaseDown("too long silent: the server may have given the slot to another")
         moment = self._clock.monotonic()
         if not (now or self._unsent or moment - self._sent >= _BEAT_SECONDS):
             return

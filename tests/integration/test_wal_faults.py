@@ -22,13 +22,13 @@ from holdfast.outbox.wal.frames import position_text
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from tests.checker.run import Run
 from tests.servers import Postgres
+from tests.wal.plain import PlainPostgres
 from tests.wal.shop import Recorder, Shop, running, terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.servers.fixtures import PrivateServer
-    from tests.servers.processes import Command
 
 RELAY = Path(__file__).parents[1] / "wal" / "relay.py"
 MOMENTS = [
@@ -204,18 +204,6 @@ def refused(engine: WalEngine) -> str:
     return str(caught.value)
 
 
-class PlainPostgres(Postgres):
-    """A server as it comes out of the box."""
-
-    name = "plain-postgres"
-
-    def command(self) -> Command:
-        """Return the command without logical replication."""
-        command = super().command()
-        argv = (a.replace("wal_level=logical", "wal_level=replica") for a in command.argv)
-        return type(command)(argv=tuple(argv), user=command.user)
-
-
 def test_a_server_without_logical_replication_is_a_configuration_error(
     private_server: PrivateServer,
 ) -> None:
@@ -241,7 +229,7 @@ def test_missing_privileges_are_named_with_their_remedy(shop: Shop, clerk: str) 
     """First the publication, then the right to replicate; then it works."""
     engine = create_engine(clerk)
     command = refused(WalEngine(engine, Recorder())).partition("run as the owner:  ")[2]
-    assert command.startswith('CREATE PUBLICATION "holdfast_outbox" FOR TABLE "holdfast_outbox"')
+    assert command.startswith('CREATE PUBLICATION "holdfast_outbox" FOR TABLE "public"."holdfast')
     shop.ask(command)
     assert "ALTER ROLE clerk REPLICATION" in refused(WalEngine(engine, Recorder()))
     shop.ask("ALTER ROLE clerk REPLICATION")

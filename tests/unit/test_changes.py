@@ -16,7 +16,7 @@ from holdfast.errors import DecodeFailed
 from holdfast.outbox.cdc.envelope import Envelope, Origin, Shape
 from holdfast.outbox.cdc.values import converter
 from holdfast.outbox.changes import UNAVAILABLE, change_event
-from holdfast.outbox.wal.pgoutput import UNCHANGED
+from holdfast.outbox.wal.pgoutput import UNCHANGED, Update
 
 SOURCE = {"name": "shop", "db": "d", "schema": "public", "table": "item", "txId": 7, "lsn": 99}
 EVENT = {"before": None, "after": {"id": 1}, "source": SOURCE, "op": "c", "ts_ms": 5}
@@ -101,15 +101,27 @@ def read(messages: Any) -> list[Any]:
 def test_an_unsent_large_column_is_marked_or_taken_from_the_old_row() -> None:
     """It is never written as null, which would look like a change."""
     new = [b"1", b"b", UNCHANGED]
-    (event,) = read(ENVELOPE.updated(SHAPE, None, new, ORIGIN, 1))
+    (event,) = read(ENVELOPE.updated(SHAPE, Update(1, None, new), ORIGIN, 1))
     assert event.after["big"] == UNAVAILABLE
-    (event,) = read(ENVELOPE.updated(SHAPE, [b"1", b"a", b"large"], new, ORIGIN, 1))
+    whole = Update(1, [b"1", b"a", b"large"], new, whole=True)
+    (event,) = read(ENVELOPE.updated(SHAPE, whole, ORIGIN, 1))
     assert event.after["big"] == "large"
+
+
+def test_an_old_key_tells_nothing_about_the_other_columns() -> None:
+    """They are empty in it, whatever they hold; an unsent key is in it, though."""
+    moved = Update(1, [b"1", None, None], [b"2", b"b", UNCHANGED])
+    *_, event = read(ENVELOPE.updated(SHAPE, moved, ORIGIN, 1))
+    assert event.after == {"id": 2, "name": "b", "big": UNAVAILABLE}
+    same = Update(1, [b"1", None, None], [UNCHANGED, b"b", None])
+    (event,) = read(ENVELOPE.updated(SHAPE, same, ORIGIN, 1))
+    assert event.after == {"id": 1, "name": "b", "big": None}
 
 
 def test_a_new_key_is_a_delete_a_tombstone_and_an_insert() -> None:
     """Consumers that hold rows by key must forget the old one."""
-    events = read(ENVELOPE.updated(SHAPE, [b"1", None, None], [b"2", b"b", None], ORIGIN, 1))
+    moved = Update(1, [b"1", None, None], [b"2", b"b", None])
+    events = read(ENVELOPE.updated(SHAPE, moved, ORIGIN, 1))
     assert [(event.op, event.key) for event in events] == [
         ("d", {"id": 1}), (None, {"id": 1}), ("c", {"id": 2}),
     ]  # fmt: skip
@@ -128,6 +140,20 @@ def test_a_table_without_a_key_makes_messages_without_one() -> None:
     """And no tombstones, which would need it."""
     shape = Shape.of("public", "log", [("line", 25)], [])
     assert [m.key for m in ENVELOPE.deleted(shape, [b"x"], ORIGIN, 1)] == [None]
+
+
+def test_a_truncated_table_is_an_event_without_a_key() -> None:
+    """It is about all of them; tables that are emptied together are told apart."""
+    first = ENVELOPE.truncated(SHAPE, ORIGIN, 1)
+    other = ENVELOPE.truncated(Shape.of("public", "log", [], []), ORIGIN, 1)
+    event = change_event(first)
+    assert (event.op, event.key, event.before, event.after) == ("t", None, None, None)
+    assert first.id != other.id
+
+
+def test_a_topic_holds_only_what_every_broker_takes() -> None:
+    """Anything else becomes _, as Debezium does."""
+    assert ENVELOPE.topic("public", "Order Line") == "shop.public.Order_Line"
 
 
 def routed(*headers: tuple[str, bytes | None]) -> Message:

@@ -135,7 +135,7 @@ def test_an_updated_row_is_read_with_its_old_key_or_row(
     """The old row is there only when the server sent it."""
     before = b"" if kind is None else kind + row(old)
     data = b"U" + struct.pack(">I", number) + before + b"N" + row(new)
-    assert decode(data) == Update(number, None if kind is None else old, new)
+    assert decode(data) == Update(number, None if kind is None else old, new, kind == b"O")
 
 
 @given(NUMBER, VALUES, st.sampled_from([b"K", b"O"]))

@@ -4,7 +4,9 @@ SELECT current_setting('wal_level') AS wal_level,
     current_setting('max_slot_wal_keep_size') AS keep,
     current_user AS role
 -- name: publication
-SELECT pubinsert FROM pg_publication WHERE pubname = :name
+SELECT pubinsert AS insert, pubupdate AS update, pubdelete AS delete, pubtruncate AS truncate,
+    COALESCE(obj_description(oid, 'pg_publication'), '') AS remark
+FROM pg_publication WHERE pubname = :name
 -- name: published
 SELECT EXISTS (
     SELECT 1 FROM pg_publication_tables AS p
@@ -13,7 +15,8 @@ SELECT EXISTS (
     WHERE p.pubname = :name AND c.oid = to_regclass(:table)
 )
 -- name: table
-SELECT to_regclass(:table) IS NOT NULL
+SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(:table)
 -- name: slot
 SELECT plugin, database = current_database() AS ours, active, active_pid, wal_status,
     CAST(confirmed_flush_lsn AS text) AS confirmed
