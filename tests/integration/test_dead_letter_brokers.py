@@ -112,7 +112,12 @@ def test_a_broker_that_is_down_leaves_the_letter_in_the_database(engine: Engine)
 
 def large(topic: str, size: int) -> DeadLetter:
     """Return the letter of a message of *size* bytes with much to tell about its failure."""
-    return letter(1, failed(ValueError("much to tell " * 1000)), topic=topic, payload=b"x" * size)
+    error = failed(ValueError("the root"))
+    for _ in range(9):
+        outer = ValueError("much to tell " * 100)
+        outer.__cause__ = error
+        error = failed(outer)
+    return letter(1, error, topic=topic, payload=b"x" * size)
 
 
 @pytest.fixture(params=["kafka", "kafka+confluent"])
