@@ -22,6 +22,8 @@ from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.supervisor import Supervisor
 from holdfast.consumer import Consumer
 from holdfast.consumer.vitals import Vitals
+from holdfast.dlq import dlq_topic
+from holdfast.dlq.uncollected import Uncollected
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.endpoint import Endpoint, host_and_port
 
@@ -58,8 +60,15 @@ def consume(
         typer.Option(
             envvar="HOLDFAST_RETENTION",
             metavar="TOPIC=AGE",
-            help="How long the broker keeps a topic, e.g. orders=7d; /metrics then counts the "
-            "open dead letters whose originals vanish within a day.",
+            help="How long the broker keeps a dead-letter topic, e.g. orders.billing.dlq=7d or "
+            "'*=7d'; /metrics then counts what it eats uncollected within a day.",
+        ),
+    ] = None,
+    service_version: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_SERVICE_VERSION",
+            help="Your service's version, for its dead letters, unless the program says it.",
         ),
     ] = None,
     log_format: Annotated[
@@ -81,13 +90,16 @@ def consume(
         host_and_port(http)
     kept = retentions(retention)
     consumer = load(target)
+    named = [] if service_version is None else [f"--service-version={service_version}"]
+    if service_version is not None:
+        consumer.identify(service_version)
     vitals = Vitals(consumer, stall_seconds=stall_seconds)
     with ExitStack() as closing:
         if workers > 1:
             argv = [sys.executable, "-c", _RUN, "consume", target, "--workers", "1",
                     "--stall-seconds", str(stall_seconds), "--log-format", log_format.value,
                     "--log-level", log_level.value,
-                    *(f"--retention={one}" for one in retention or ())]  # fmt: skip
+                    *(f"--retention={one}" for one in retention or ()), *named]  # fmt: skip
             supervisor = Supervisor(argv, workers, stall_seconds=stall_seconds)
             if http is not None:
                 closing.callback(_served(http, supervisor, supervisor.metrics).stop)
@@ -98,8 +110,8 @@ def consume(
         elif http is not None:
             closing.callback(_served(http, vitals, lambda: _metrics(consumer)).stop)
         export_circuits()
-        if (http is not None or link is not None) and consumer.engine is not None:
-            export_store(consumer.engine, kept)
+        if http is not None or link is not None:
+            export_store(consumer.engine, _uncollected(consumer, kept))
         ended = threading.Event()
         closing.callback(ended.set)
         _end_what_lingers(consumer, ended)
@@ -121,6 +133,14 @@ def load(target: str) -> Consumer:
     if not isinstance(found, Consumer):
         raise ConfigurationError(f"{target!r} is a {type(found).__name__}, not a Consumer")
     return found
+
+
+def _uncollected(consumer: Consumer, kept: dict[str, float]) -> Uncollected | None:
+    """Return what to ask about letters on topics; None where they go to the store directly."""
+    if consumer.engine is not None:
+        return None
+    topics = [dlq_topic(topic, consumer.group) for topic in consumer.topics]
+    return Uncollected(broker=consumer.broker, topics=topics, retention=kept)
 
 
 def _served(address: str, judge: Vitals | Supervisor, metrics: Any) -> Endpoint:

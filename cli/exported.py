@@ -13,6 +13,8 @@ from holdfast.dlq.gauges import StoreGauges
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq.uncollected import Uncollected
+
 log = logging.getLogger("holdfast.cli")
 
 
@@ -24,9 +26,9 @@ def export_circuits() -> None:
         log.debug("the application exports its circuits itself")
 
 
-def export_store(engine: Engine, retention: dict[str, float]) -> None:
-    """Show the dead letters that wait in *engine*, unless the application does."""
+def export_store(engine: Engine | None, uncollected: Uncollected | None = None) -> None:
+    """Show the dead letters in *engine* and on topics, unless the application does."""
     try:
-        StoreGauges(engine, retention=retention, registry=REGISTRY)
+        StoreGauges(engine, uncollected=uncollected, registry=REGISTRY)
     except ValueError:
         log.debug("the application exports its dead letters itself")

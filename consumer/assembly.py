@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.circuit import Sharing
     from holdfast.clock import Clock
     from holdfast.consumer.books import Books
+    from holdfast.consumer.homes import Homes
     from holdfast.consumer.metrics import ConsumerMetrics
     from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
@@ -53,7 +54,7 @@ class Assembly:
         group: str,
         routes: Mapping[str, Route],
         books: Books | None,
-        home: Any,
+        homes: Homes,
         *,
         owner: str,
         settings: Settings,
@@ -62,8 +63,8 @@ class Assembly:
         metrics: ConsumerMetrics,
     ) -> None:
         self._broker, self._group, self._routes = broker, group, routes
-        self._books, self._home, self._owner = books, home, owner
-        self.routes, self.home = routes, home
+        self._books, self._owner = books, owner
+        self.routes, self.homes = routes, homes
         self._settings, self._clock = settings, clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
@@ -117,7 +118,7 @@ class Assembly:
         metrics.begin(routes, lambda: len(self.lanes.running()))
         metrics.watch("broker", lambda: self.runtime.broker_down)
         metrics.watch("database", self._is_down)
-        metrics.watch("dead letters", lambda: self.home.down)
+        metrics.watch("dead letters", lambda: self.homes.down)
         for topic in routes:
             METRICS.watch(group, topic)
 
@@ -243,14 +244,17 @@ class Assembly:
 
     def _bury(self, work: Work, error: BaseException) -> None:
         """Dead-letter a message that no handler may see any more."""
+        letters = work.route.letters
+        assert letters.home is not None  # noqa: S101 - every route has one
         letter = capture(
             work.message, error, group=self._group, handler=work.route.name,
             delivery=work.delivery if work.row is None else work.row.origin,
             attempts=work.attempt + work.crashes, stage="crash", clock=self._clock,
+            origin=letters.origin,
         )  # fmt: skip
         token = current_work.set(work)
         try:
-            self._home.put(letter)
+            letters.home.put(letter)
         finally:
             current_work.reset(token)
         log.error("message %s is dead-lettered as %s: %s", work.message.id, letter.dlq_id, error)

@@ -16,7 +16,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.assembly import Assembly
 from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books
-from holdfast.consumer.homes import NotingHome, QuarantineHome
+from holdfast.consumer.homes import Homes
 from holdfast.consumer.metrics import ConsumerMetrics
 from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.route import Route, Routing
@@ -24,7 +24,9 @@ from holdfast.consumer.settings import Settings
 from holdfast.consumer.single import Single
 from holdfast.consumer.tally import Tally
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome
+from holdfast.dlq import Origin, StoreHome, TopicHome
+from holdfast.dlq.origin import NOWHERE
+from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
 from holdfast.signals import signals_heard
@@ -48,7 +50,9 @@ class Consumer:
     poison goes to the dead letters and holds its key, what is down pauses the intake:
     nothing is dropped, nothing is blamed for an outage. *async_database* is the same database
     for handlers that ask for an `AsyncSession`, with its own pool and settings; without it
-    one is made from the URL alone. *options* are those of `Settings`.
+    one is made from the URL alone. *version* is that of your service, *origin* what else its
+    dead letters say and protect, *triage* the rules for them; a handler's own `@dead_letter`
+    goes first. *options* are those of `Settings`.
     """
 
     def __init__(
@@ -58,6 +62,9 @@ class Consumer:
         group: str,
         database: str | Engine | None = None,
         async_database: AsyncEngine | None = None,
+        version: str = "",
+        origin: Origin = NOWHERE,
+        triage: Triage | None = None,
         settings: Settings | None = None,
         clock: Clock = SYSTEM_CLOCK,
         metrics: ConsumerMetrics | None = None,
@@ -79,12 +86,9 @@ class Consumer:
         self._clock = clock
         engine = None if database is None else open_database(database)
         self._books = None if engine is None else Books(engine, group, self.settings, clock)
-        self._home: Any = (
-            NotingHome(_LateTopicHome(self.broker))
-            if self._books is None
-            else QuarantineHome(self._books, StoreHome(self._books.engine, clock=clock))
-        )
-        self._routing = Routing(group, self.settings, engine, clock, self._home)
+        self._homes = Homes(self._own_home(triage), self._books, self.settings)
+        said = Origin(service_version=version).over(origin).over(Origin(broker=self.broker.name))
+        self._routing = Routing(group, self.settings, engine, clock, self._homes, said)
         if async_database is not None:
             self._routing.use(async_database)
         self._routes: dict[str, Route] = {}
@@ -111,6 +115,13 @@ class Consumer:
             return function
 
         return register
+
+    def identify(self, version: str) -> None:
+        """Say which version of your service this is, where the program itself does not."""
+        known = Origin(service_version=version)
+        self._routing.origin = self._routing.origin.over(known)
+        for route in self._routes.values():
+            route.letters.origin = route.letters.origin.over(known)
 
     def explain(self) -> str:
         """Return every handler's plan as text."""
@@ -152,7 +163,7 @@ class Consumer:
                 self.group,
                 self._routes,
                 self._books,
-                self._home,
+                self._homes,
                 owner=self.owner,
                 settings=self.settings,
                 clock=self._clock,
@@ -172,6 +183,17 @@ class Consumer:
         assembly = self._assembly
         if assembly is not None:
             assembly.stop()
+
+    def _own_home(self, triage: Triage | None) -> Any:
+        if self._books is not None:
+            rules = BUILT_IN if triage is None else triage
+            return StoreHome(self._books.engine, clock=self._clock, triage=rules)
+        if triage is not None:
+            raise ConfigurationError(
+                "triage is done where dead letters are stored: give the consumer a database, or "
+                "give the rules to the collector,  holdfast dlq collect --triage module:name"
+            )
+        return _LateTopicHome(self.broker)
 
     def _asked(self, assembly: Assembly, number: int) -> None:
         again = assembly.runtime.stopping.is_set()

@@ -7,25 +7,74 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.work import current_work
-from holdfast.errors import DependencyDown, StaleDelivery
+from holdfast.dlq import StoreHome
+from holdfast.errors import ConfigurationError, DependencyDown, StaleDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import URL, Connection, Engine
 
     from holdfast.consumer.books import Books
+    from holdfast.consumer.settings import Settings
     from holdfast.consumer.work import Work
+
+_NOWHERE = (None, "", ":memory:")
+
+
+class Homes:
+    """Where the dead letters of a consumer go: its own home, and those that handlers name."""
+
+    def __init__(self, own: Any, books: Books | None, settings: Settings) -> None:
+        self.own = NotingHome(own, in_thread=True) if books is None else QuarantineHome(books, own)
+        self._books = books
+        self._settings = settings
+        self._all = [self.own]
+
+    @property
+    def down(self) -> str | None:
+        """Why the last letter of some handler could not be written, None if all could."""
+        return next((home.down for home in self._all if home.down is not None), None)
+
+    def of(self, given: Any, handler: str, *, ordered: bool) -> QuarantineHome | NotingHome:
+        """Return the home of *handler*, which names *given*; None: the consumer's own.
+
+        A letter in the consumer's database commits together with the hold on its key. One
+        that goes elsewhere cannot hold its key, so that is refused while keys are held.
+        """
+        if given is None:
+            return self.own
+        books, settings = self._books, self._settings
+        home: QuarantineHome | NotingHome
+        if books is None:
+            home = NotingHome(given, in_thread=getattr(given, "in_thread", False))
+        elif isinstance(given, StoreHome) and is_same_database(given.engine, books.engine):
+            home = QuarantineHome(books, given)
+        elif settings.quarantine and settings.parks and ordered:
+            raise ConfigurationError(
+                f"{handler} sends its dead letters to a {type(given).__name__} outside of the "
+                "consumer's database, where nothing could hold their keys: use @dead_letter() or "
+                "StoreHome(engine) of that database; or let keys go on, Consumer(…, "
+                "quarantine=False)"
+            )
+        else:
+            home = QuarantineHome(books, given, elsewhere=True)
+        self._all.append(home)
+        return home
 
 
 class QuarantineHome:
-    """The consumer's home of dead letters: the letter and the hold on its key commit together."""
+    """A home of dead letters in the consumer's database: letter and hold commit together.
 
-    in_thread = True
+    With one *elsewhere*, which holds no keys, the letter is durable there before the message
+    is settled here: a crash between the two puts the same letter again.
+    """
 
-    def __init__(self, books: Books, home: Any) -> None:
+    def __init__(self, books: Books, home: Any, *, elsewhere: bool = False) -> None:
         self._books = books
         self._home = home
+        self._elsewhere = elsewhere
+        self.in_thread = not elsewhere or getattr(home, "in_thread", False)
         self.down: str | None = None
         """Why the last letter could not be written, None if it could."""
 
@@ -37,17 +86,20 @@ class QuarantineHome:
                 self._home.put(letter, connection)
                 return
             require_ours(work)
-            self._books.bury(work, letter, self._home.put)
+            if self._elsewhere:
+                self._home.put(letter)
+                self._books.bury(work, letter, lambda _letter, _db: None)
+            else:
+                self._books.bury(work, letter, self._home.put)
         work.letter = letter
 
 
 class NotingHome:
-    """The home of dead letters of a consumer without a database: a topic, and nothing is held."""
+    """A home of dead letters of a consumer without a database: nothing is held."""
 
-    in_thread = True
-
-    def __init__(self, home: Any) -> None:
+    def __init__(self, home: Any, *, in_thread: bool) -> None:
         self._home = home
+        self.in_thread = in_thread
         self._lock = threading.Lock()  # threads do not share a sink
         self.down: str | None = None
         """Why the last letter could not be written, None if it could."""
@@ -72,6 +124,18 @@ def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
         home.down = str(error)
         raise
     home.down = None
+
+
+def is_same_database(one: Engine, other: Engine) -> bool:
+    """Whether what is written through *one* can be part of a transaction of *other*."""
+    if one is other:
+        return True
+    return one.url.database not in _NOWHERE and place(one.url) == place(other.url)
+
+
+def place(url: URL) -> tuple[object, ...]:
+    """Return where the database of *url* is, whatever the driver."""
+    return url.get_backend_name(), url.host, url.port, url.database
 
 
 def require_ours(work: Work) -> None:

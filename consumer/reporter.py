@@ -33,7 +33,7 @@ class Reporter:
             return
         with self._lock:
             if report.topic not in self._ready:
-                ready(self._broker, report.topic)
+                ready(self._broker, report.topic, like=message.topic)
                 self._ready.add(report.topic)
             if self._sink is None:
                 self._sink = self._broker.sink()

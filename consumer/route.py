@@ -9,11 +9,13 @@ from holdfast.circuit import Breaker, Circuit
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
 from holdfast.consumer.fitness import Returned, check_memory, handler_of, name_of
+from holdfast.consumer.homes import Homes, place
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
 from holdfast.consumer.witness import Witness
+from holdfast.dlq import DeadLetters
 from holdfast.errors import ConfigurationError
 from holdfast.layer import Layer, Stage
 from holdfast.outbox import Outbox
@@ -22,12 +24,13 @@ from holdfast.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy.engine import URL, Engine
+    from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from holdfast.clock import Clock
     from holdfast.consumer.batches import Batches
     from holdfast.consumer.settings import Settings
+    from holdfast.dlq import Origin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,8 @@ class Route:
     group: str
     name: str
     plan: Plan
+    letters: DeadLetters
+    """How its messages are put aside; without `@dead_letter`, only those that end the process."""
     outage: Outage
     breakers: tuple[Breaker, ...] = ()
     """The circuits that gate it, its dead-letter limit included."""
@@ -64,13 +69,21 @@ class Routing:
     """Compiles handlers into routes."""
 
     def __init__(
-        self, group: str, settings: Settings, engine: Engine | None, clock: Clock, home: Any
+        self,
+        group: str,
+        settings: Settings,
+        engine: Engine | None,
+        clock: Clock,
+        homes: Homes,
+        origin: Origin,
     ) -> None:
         self._group = group
         self._settings = settings
         self._engine = engine
         self._clock = clock
-        self._home = home
+        self._homes = homes
+        self.origin = origin
+        """What letters say unless their handler says otherwise."""
         self._outbox = Outbox(source=group)
         self._async_engine: Any = None
         self._witness = Witness(clock)
@@ -90,12 +103,13 @@ class Routing:
         whole = batches is not None and batches.whole
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
+        letters = self._letters(handler.plan, name, ordered=ordered)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits, self._witness)
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
         layers = sorted(
-            [*self._layers(handler.plan, outage), payload], key=lambda layer: layer.stage
+            [*self._layers(handler.plan, outage, letters), payload], key=lambda layer: layer.stage
         )
         plan = Plan(layers, one_of_many(bare) if whole else bare, clock=self._clock)
         batch = None
@@ -110,6 +124,7 @@ class Routing:
             group=self._group,
             name=name,
             plan=plan,
+            letters=letters,
             outage=outage,
             breakers=breakers if limit is None else (*breakers, limit),
             limit=limit,
@@ -117,8 +132,18 @@ class Routing:
             ordered=ordered,
         )
 
-    def _layers(self, plan: Plan, outage: Outage) -> list[Layer]:
-        bare, layers = plan.function, [self._at_home(layer) for layer in plan.layers]
+    def _letters(self, plan: Plan, name: str, *, ordered: bool) -> DeadLetters:
+        """Return the handler's dead-letter layer, with a home and an origin of the consumer's."""
+        own = next((one for one in plan.layers if isinstance(one, DeadLetters)), DeadLetters())
+        home = self._homes.of(own.home, name, ordered=ordered)
+        return own.using(home, own.origin.over(self.origin))
+
+    def _layers(self, plan: Plan, outage: Outage, letters: DeadLetters) -> list[Layer]:
+        bare = plan.function
+        layers: list[Layer] = [
+            letters if isinstance(layer, DeadLetters) else self._bound(layer)
+            for layer in plan.layers
+        ]
         if outage.describe():
             layers.append(outage)
         wanted = wanted_by(bare)
@@ -136,11 +161,8 @@ class Routing:
         layers.append(Returned(plan.name))
         return layers
 
-    def _at_home(self, layer: Layer) -> Layer:
-        """Give layers that lack one the consumer's home of dead letters, or its database."""
-        if layer.stage is Stage.SETTLE and getattr(layer, "home", self) is None:
-            using: Callable[[Any], Layer] = layer.using  # type: ignore[attr-defined]
-            return using(self._home)
+    def _bound(self, layer: Layer) -> Layer:
+        """Give a layer that needs one the consumer's database."""
         if self._engine is not None and hasattr(layer, "bind_database"):
             return layer.bind_database(self._engine)  # type: ignore[no-any-return]
         return layer
@@ -158,7 +180,7 @@ class Routing:
     def use(self, engine: AsyncEngine) -> None:
         """Give handlers that ask for an `AsyncSession` this *engine*, of the same database."""
         mine = None if self._engine is None else self._engine.url
-        if mine is None or _place(engine.url) != _place(mine):
+        if mine is None or place(engine.url) != place(mine):
             raise ConfigurationError(
                 f"async_database is {engine.url!r}, database is {mine!r}: name the same database "
                 "twice, or dedup and effects would not commit together"
@@ -184,7 +206,3 @@ class Routing:
         if policy is None:
             return None
         return Breaker(f"dead letters of {topic}", policy, clock=self._clock)
-
-
-def _place(url: URL) -> tuple[object, ...]:
-    return url.get_backend_name(), url.host, url.port, url.database

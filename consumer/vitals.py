@@ -69,8 +69,8 @@ def _troubles(running: Assembly) -> list[str]:
     if clerk is not None and clerk.down is not None:
         found.append(f"the database is down: {clerk.down}")
     waits = any(work.waits_for for work in running.lanes.in_hand())
-    if waits and running.home.down is not None:
-        found.append(f"dead letters cannot be written: {running.home.down}")
+    if waits and running.homes.down is not None:
+        found.append(f"dead letters cannot be written: {running.homes.down}")
     found += [
         f"{route.topic} is paused: too many of its messages die"
         for route in running.routes.values()

@@ -43,6 +43,7 @@ TOPIC_HEADER = "x-replay-topic"
 _MOST_NAME = 255
 _MOST_DIGITS = 10
 _WITHHELD = "(withheld: the payload is not JSON, so what must be hidden cannot be told apart)"
+_MOST_ID = 36
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -167,7 +168,9 @@ def _original(message: Message) -> tuple[Message, Lineage]:
         return message, Lineage()
     count = headers.text(COUNT_HEADER) or ""
     known = count.isascii() and count.isdigit() and len(count) < _MOST_DIGITS
-    lineage = Lineage(replay_id=headers.text(PLAN_HEADER), replay_count=int(count) if known else 1)
+    plan = headers.text(PLAN_HEADER) or ""
+    is_id = 0 < len(plan) <= _MOST_ID and plan.isascii() and plan.isprintable()
+    lineage = Lineage(replay_id=plan if is_id else None, replay_count=int(count) if known else 1)
     marks = {name for name, _ in headers if name.startswith("x-replay-")}
     topic = headers.text(TOPIC_HEADER) or message.topic
     return message.with_(headers=headers.without(marks), topic=topic), lineage

@@ -21,15 +21,18 @@ from holdfast.dlq.letter import (
     DeadLetter,
     Failure,
     History,
+    Occurrence,
     Raised,
     Stage,
     dead_letter_id,
 )
+from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.raised import clean
 from holdfast.dlq.replay.reports import enter, report_in
 from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
 from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
+from holdfast.ids import derived_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +55,8 @@ class Collected:
     """Messages without a readable envelope: stored all the same, as a group of their own."""
     confirmed: int = 0
     """Replayed messages that a consumer without the store has handled."""
+    unknown: int = 0
+    """Reports of such about plans or letters that this store does not have: they close nothing."""
 
 
 class Collector:
@@ -124,9 +129,16 @@ class Collector:
 
     def _enter(self, batch: list[Delivery]) -> None:
         found = [report_in(delivery.message) for delivery in batch]
-        enter(self._store.engine, [report for report in found if report], clock=self._clock)
+        reports = [report for report in found if report]
+        unknown = enter(self._store.engine, reports, clock=self._clock)
+        for report in unknown:
+            log.warning("a report says that letter %s of plan %s was handled: this store has no "
+                        "such plan with it, nothing is closed",
+                        report.dlq_id, report.plan)  # fmt: skip
         self._source.accept(batch)
-        self.collected.confirmed += len(batch)
+        METRICS.replayed.labels("unknown").inc(len(unknown))
+        self.collected.unknown += len(unknown)
+        self.collected.confirmed += len(reports) - len(unknown)
         self._accepted.update(map(id, batch))
 
     def _keep(self, batch: list[Delivery]) -> None:
@@ -207,7 +219,7 @@ def letter_in(delivery: Delivery) -> DeadLetter:
     message = delivery.message
     if ENVELOPE not in message.headers and is_foreign(message):
         return imported(message)
-    letter = from_topic(message)
+    letter = from_topic(message, stored_at=delivery.timestamp)
     return msgspec.structs.replace(letter, origin="collected")
 
 
@@ -228,9 +240,14 @@ def _unreadable(delivery: Delivery, error: Exception) -> DeadLetter:
     """Return a letter for what has no readable envelope: it is a message that nobody handled."""
     message = delivery.message
     group, handler = "unknown", "unknown"
-    at = message.time.timestamp()
+    at = message.time.timestamp() if delivery.timestamp is None else delivery.timestamp
+    dlq_id = dead_letter_id(group, handler, message)
+    text = clean(str(error))[:500]
+    occurrence = Occurrence(
+        id=derived_id("failure", dlq_id, delivery.coordinates_id()), at=at, error=text[:200]
+    )
     return DeadLetter(
-        dlq_id=dead_letter_id(group, handler, message),
+        dlq_id=dlq_id,
         message=message,
         coordinates=Coordinates(
             topic=delivery.lane.topic, lane=delivery.lane.partition, position=delivery.position
@@ -239,9 +256,9 @@ def _unreadable(delivery: Delivery, error: Exception) -> DeadLetter:
         failure=Failure(
             stage=Stage.DESERIALIZE,
             kind=Class.UNKNOWN,
-            chain=(Raised(type="unreadable envelope", text=clean(str(error))[:500]),),
+            chain=(Raised(type="unreadable envelope", text=text),),
             explicit=f"unreadable envelope on {delivery.lane.topic}",
         ),
-        history=History(first_failed_at=at, last_failed_at=at),
+        history=History(first_failed_at=at, last_failed_at=at, failures=(occurrence,)),
         origin="collected",
     )

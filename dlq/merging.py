@@ -6,6 +6,7 @@ the history. The original message, and where it came from, never change.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from holdfast.dlq.rows import Row
     from holdfast.dlq.triage import Triage
 
+log = logging.getLogger("holdfast.dlq")
 _MOST_SKEW = 60.0  # seconds by which the clocks of two hosts may differ
+_LATE = ("collected", "imported")
+"""Letters of these origins may be stored long after the failure; others are stored with it."""
 _FAILURE = (
     "group_id", "fingerprint", "handler", "service_version", "stage", "class", "error_type",
     "error_text",
@@ -50,7 +54,9 @@ def merged(
         "history": document(together),
         "replay_count": max(stored["replay_count"], row["replay_count"]),
     }
-    if stored["state"] != PENDING and _is_past(fresh, stored["closed_at"]):
+    if stored["state"] != PENDING and _is_past(letter, fresh, stored["closed_at"]):
+        log.warning("dead letter %s stays %s: by the clock of its host it failed before that, and "
+                    "only arrives now", row["dlq_id"], stored["state"])  # fmt: skip
         return values, []
     if triage is not None:
         # It failed again: the next automatic retry is further away, and they are counted.
@@ -69,12 +75,15 @@ def merged(
     return values, _changes(stored, {**stored, **values}, now, reopened=reopened)
 
 
-def _is_past(fresh: Sequence[Occurrence], closed_at: float | None) -> bool:
+def _is_past(letter: DeadLetter, fresh: Sequence[Occurrence], closed_at: float | None) -> bool:
     """Whether all of *fresh* happened before the letter was closed and only arrive now.
 
-    In doubt, for hosts have clocks of their own, it failed after that and is shown again.
+    Never for what a consumer stores itself: whatever its clock says, it failed just now. In
+    doubt, for hosts have clocks of their own, it failed after that and is shown again.
     """
-    return closed_at is not None and max(one.at for one in fresh) < closed_at - _MOST_SKEW
+    if letter.origin not in _LATE or letter.newer is not None or closed_at is None:
+        return False
+    return max(one.at for one in fresh) < closed_at - _MOST_SKEW
 
 
 def _changes(before: Row, after: Row, now: float, *, reopened: bool) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,6 +55,15 @@ class Origin:
             raise ConfigurationError("fields are to be encrypted, but no vault holds the keys")
         if self.fields and self.subject is None:
             raise ConfigurationError("fields are encrypted per subject: say where it is, subject=…")
+
+    def over(self, other: Origin) -> Origin:
+        """Return this origin with what *other* says wherever it says nothing itself."""
+        silent = {
+            field.name: getattr(other, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) == field.default
+        }
+        return replace(self, **silent)
 
 
 NOWHERE = Origin()

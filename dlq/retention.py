@@ -1,8 +1,7 @@
-"""Retention: only what is closed expires, and open messages are warned about in time."""
+"""Retention: only what is closed expires."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, column, delete, func, inspect, or_, select, table
@@ -10,7 +9,7 @@ from sqlalchemy import and_, column, delete, func, inspect, or_, select, table
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.closing import SYSTEM
-from holdfast.dlq.rows import CLOSED, PARKED, PENDING
+from holdfast.dlq.rows import CLOSED, PARKED
 from holdfast.dlq.schema import hour, message, overtaken, revision
 from holdfast.dlq.tally import HOUR, fold
 from holdfast.dlq.transactions import committed
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
-DAY = 86_400.0
 _BATCH = 500
 _HOURS_KEPT = 24 * 90
 # The consumer's, which may be in this database or not.
@@ -101,65 +99,3 @@ def _prune_batch(
         detail = {"count": len(ids), "first": ids[0], "last": ids[-1]}
         Audit(clock=clock).append(db, warrant, "prune", "closed messages", detail)
     return len(ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expiring:
-    """Open dead letters of one topic that the broker will soon have deleted."""
-
-    topic: str
-    """The topic on which the original was."""
-    pending: int
-    oldest_seconds: float
-    retention_seconds: float
-
-    @property
-    def left_seconds(self) -> float:
-        """How long the oldest has left; negative when it is gone already."""
-        return self.retention_seconds - self.oldest_seconds
-
-    @property
-    def warning(self) -> str:
-        """What to tell the operator."""
-        left = self.left_seconds / 3600
-        when = "is due now" if left <= 0 else f"has {left:.1f} h left"
-        return (
-            f"{self.topic}: {self.pending} open dead letters near the retention of "
-            f"{self.retention_seconds / DAY:g} d, the oldest {when}: collect, replay or discard "
-            "them, or raise the retention"
-        )
-
-
-def expiring(
-    engine: Engine,
-    *,
-    retention: dict[str, float],
-    within: float = DAY,
-    clock: Clock = SYSTEM_CLOCK,
-) -> list[Expiring]:
-    """Return the topics whose open dead letters the broker's retention eats *within* that time.
-
-    *retention* holds seconds by topic; the topic `*` stands for all others. The store keeps
-    open messages for good: what goes is the broker's copy, the history around it, and
-    whatever was not collected yet.
-    """
-    now = clock.now().timestamp()
-    found = []
-    with engine.connect() as db:
-        query = select(message.c.topic, func.count(), func.min(message.c.event_at)).where(
-            message.c.state == PENDING
-        )
-        for topic, seconds in sorted(retention.items()):
-            others = [name for name in retention if name != "*"]
-            named = message.c.topic.not_in(others) if topic == "*" else message.c.topic == topic
-            old = message.c.event_at <= now - (seconds - within)
-            for name, count, first in db.execute(query.where(named, old).group_by(message.c.topic)):
-                found.append(
-                    Expiring(
-                        topic=name,
-                        pending=count,
-                        oldest_seconds=now - first,
-                        retention_seconds=seconds,
-                    )
-                )
-    return sorted(found, key=lambda one: one.left_seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import msgspec
 
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.wire import MOST_BYTES, to_topic
-from holdfast.errors import DependencyDown, HoldfastError
+from holdfast.errors import BrokerDown, DependencyDown, HoldfastError, MessageTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.homes import Home
     from holdfast.dlq.letter import DeadLetter
+    from holdfast.message import Message
     from holdfast.ports import Broker, Sink
 
 log = logging.getLogger("holdfast.dlq")
@@ -29,12 +29,33 @@ COLLECTOR = "holdfast-dlq-collector"
 """The group that collects dead letters, unless told otherwise."""
 
 
-def ready(broker: Broker, topic: str, group: str = COLLECTOR) -> None:
+_ROOM = 32_768  # bytes that the envelope adds to a message, at most
+_FRAMING = 1_024  # what brokers add to the bytes of a message, at most
+_LIMITS = (
+    "on Kafka max.message.bytes of the topic, and max_request_size (kafka-python) or "
+    "message.max.bytes (confluent) in the broker's URL; on NATS max_payload, on RabbitMQ "
+    "max_message_size"
+)
+
+
+def ready(broker: Broker, topic: str, group: str = COLLECTOR, *, like: str | None = None) -> None:
     """Make sure that *topic* exists and keeps what is published before anybody collects it.
 
     RabbitMQ stores nothing for which there is no group, so the collector's is made at once.
+    Where the adapter can, a new topic has room for an envelope beside the largest message
+    of *like*, the topic of the originals.
     """
-    broker.create_topic(topic)
+    create: Callable[..., object] | None = getattr(broker, "create_larger", None)
+    if create is None or like is None:
+        broker.create_topic(topic)
+    else:
+        try:
+            create(topic, like=like, more=_ROOM)
+        except BrokerDown:
+            raise
+        except HoldfastError as error:
+            log.warning("topic %s has no room for large messages: %s", topic, error)
+            broker.create_topic(topic)
     create_group: Callable[[str, str], object] | None = getattr(broker, "create_group", None)
     if create_group is not None:
         create_group(topic, group)
@@ -61,7 +82,9 @@ class TopicHome:
     ) -> None:
         self._sink = sink
         self._quarantine = quarantine
-        self._prepare = prepare
+        self._ready: Callable[[str, str], object] | None = None
+        if prepare is not None:
+            self._ready = lambda topic, _like: prepare(topic)
         self._prepared: set[str] = set()
         self._lock = threading.Lock()  # handlers run in threads, which do not share a sink
         limit = sink.caps.max_headers
@@ -72,7 +95,10 @@ class TopicHome:
     @classmethod
     def on(cls, broker: Broker, *, quarantine: Home | None = None) -> TopicHome:
         """Return a home on *broker* that makes its topics ready by itself."""
-        return cls(broker.sink(), quarantine=quarantine, prepare=functools.partial(ready, broker))
+        larger: Callable[[int], Sink] | None = getattr(broker, "larger_sink", None)
+        home = cls(broker.sink() if larger is None else larger(_ROOM), quarantine=quarantine)
+        home._ready = lambda topic, like: ready(broker, topic, like=like)
+        return home
 
     def put(self, letter: DeadLetter, connection: Connection | None = None) -> None:
         """Return once the broker has taken *letter*, or the quarantine has."""
@@ -97,9 +123,22 @@ class TopicHome:
     def _publish(self, letter: DeadLetter) -> None:
         message = to_topic(letter, most=self._most)
         with self._lock:
-            if self._prepare is not None and message.topic not in self._prepared:
-                self._prepare(message.topic)
+            if self._ready is not None and message.topic not in self._prepared:
+                self._ready(message.topic, letter.message.topic)
                 self._prepared.add(message.topic)
             (result,) = self._sink.publish([message])
+            if isinstance(result.error, MessageTooLarge):
+                # A message near the broker's limit leaves no room for more than the least.
+                message = to_topic(letter, most=0)
+                (result,) = self._sink.publish([message])
+        if isinstance(result.error, MessageTooLarge):
+            raise _no_room(message, result.error) from result.error
         if result.error is not None:
             raise result.error
+
+
+def _no_room(message: Message, error: MessageTooLarge) -> DependencyDown:
+    return DependencyDown(
+        f"it does not fit on {message.topic}: raise the limit to {error.size + _FRAMING:,} bytes "
+        f"or more ({_LIMITS}), or give the home a quarantine=StoreHome(engine)"
+    )

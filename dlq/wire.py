@@ -7,6 +7,7 @@ always be read back. `x-dlq-id`, `x-dlq-error` and the like repeat what people l
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,6 +24,7 @@ from holdfast.dlq.letter import (
     History,
     Known,
     Lineage,
+    Occurrence,
     Raised,
     Stage,
     dead_letter_id,
@@ -31,6 +33,7 @@ from holdfast.dlq.letter import (
 from holdfast.dlq.rows import fingerprint_of, plain
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
+from holdfast.ids import derived_id
 
 if TYPE_CHECKING:
     from holdfast.message import Message
@@ -115,11 +118,12 @@ def packed(letter: DeadLetter, *, most: int = MOST_BYTES) -> bytes:
     return text
 
 
-def from_topic(message: Message) -> DeadLetter:
+def from_topic(message: Message, *, stored_at: float | None = None) -> DeadLetter:
     """Return the letter that *message* of a dead-letter topic carries.
 
-    An envelope of a newer version is kept whole and flagged: it is not half-read.
-    `PoisonMessage` when there is no envelope, or none that can be read.
+    An envelope of a newer version is kept whole and flagged: it is not half-read, and counts
+    as a failure of the moment when the broker *stored* it. `PoisonMessage` when there is no
+    envelope, or none that can be read.
     """
     packed_envelope = message.headers.get(ENVELOPE)
     if packed_envelope is None:
@@ -127,7 +131,7 @@ def from_topic(message: Message) -> DeadLetter:
     try:
         version = _version(packed_envelope)
         if version.schema_version > SCHEMA_VERSION:
-            return _newer(message, version, msgspec.json.decode(packed_envelope))
+            return _newer(message, version, packed_envelope, stored_at)
         wire = _decode(packed_envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise PoisonMessage(
@@ -148,30 +152,53 @@ def from_topic(message: Message) -> DeadLetter:
     )
 
 
-def _newer(message: Message, version: _Version, envelope: Any) -> DeadLetter:
-    """Return a letter that says only what the plain headers say, with the envelope beside it."""
-    headers = message.headers
+def _newer(
+    message: Message, version: _Version, packed_envelope: bytes, stored_at: float | None
+) -> DeadLetter:
+    """Return a letter that says only what the plain headers say, with the envelope beside it.
+
+    It is one failure, which the envelope names: the same letter again changes nothing, and
+    another one opens it and stops the replay that it came by.
+    """
+    headers, envelope = message.headers, msgspec.json.decode(packed_envelope)
     group = headers.text("x-dlq-group") or "unknown"
     handler = headers.text("x-dlq-handler") or "unknown"
     topic = headers.text("x-dlq-topic") or message.topic
     own = (pair for pair in headers if not pair[0].startswith(PREFIX))
     original = message.with_(topic=topic, headers=Headers.received(own))
-    at = message.time.timestamp()
+    at = message.time.timestamp() if stored_at is None else stored_at
     text = f"an envelope of version {version.schema_version}: upgrade Holdfast to read it"
+    error = (headers.text("x-dlq-error") or "unknown")[:_MOST_NAME]
+    dlq_id = _identity(version.dlq_id, Culprit(group=group, handler=handler), original)
+    lineage = _lineage(envelope)
+    digest = hashlib.sha256(packed_envelope).hexdigest()
+    occurrence = Occurrence(
+        id=derived_id("failure", dlq_id, digest),
+        at=at,
+        error=f"{error}: {text}",
+        replay_id=lineage.replay_id,
+    )
     return DeadLetter(
-        dlq_id=_identity(version.dlq_id, Culprit(group=group, handler=handler), original),
+        dlq_id=dlq_id,
         message=original,
         coordinates=Coordinates(topic=topic),
         culprit=Culprit(group=group, handler=handler),
         failure=Failure(
-            stage=Stage.HANDLE,
-            kind=Class.UNKNOWN,
-            chain=(Raised(type=headers.text("x-dlq-error") or "unknown", text=text),),
+            stage=Stage.HANDLE, kind=Class.UNKNOWN, chain=(Raised(type=error, text=text),)
         ),
-        history=History(first_failed_at=at, last_failed_at=at),
+        history=History(first_failed_at=at, last_failed_at=at, failures=(occurrence,)),
+        lineage=lineage,
         schema_version=version.schema_version,
         newer=envelope if isinstance(envelope, dict) else {"envelope": envelope},
     )
+
+
+def _lineage(envelope: Any) -> Lineage:
+    """Return which replay sent the message, if *envelope* still says it as this version does."""
+    try:
+        return msgspec.convert(envelope["lineage"], Lineage)
+    except (msgspec.ValidationError, LookupError, TypeError):
+        return Lineage()
 
 
 def _identity(given: str, culprit: Culprit, original: Message) -> str:

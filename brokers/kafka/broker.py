@@ -20,7 +20,7 @@ from holdfast.brokers.kafka.sink import KafkaSink
 from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.caps import Caps, Ordering, Pause, Settle
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, UnknownTopic
 from holdfast.extras import driver as imported
 
 if TYPE_CHECKING:
@@ -102,6 +102,22 @@ class KafkaBroker:
         if partitions < 1:
             raise ConfigurationError(f"partitions={partitions}: a topic needs at least 1")
         self._cluster.create(topic, partitions)
+
+    def create_larger(self, topic: str, *, like: str, more: int) -> None:
+        """Make sure that *topic* exists; a new one takes *more* bytes a message than *like*.
+
+        An existing one is left as it is, and where the cluster does not tell the limit of
+        *like*, the new one has the cluster's own.
+        """
+        try:
+            largest = self._cluster.topic(like).largest
+        except UnknownTopic:
+            largest = None
+        self._cluster.create(topic, 1, None if largest is None else largest + more)
+
+    def larger_sink(self, more: int) -> Sink:
+        """Return a sink whose messages may have *more* bytes than those of the others."""
+        return self.sink(**self._driver.larger(more))
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the distance from what *group* committed to the end, of every lane.

@@ -83,11 +83,11 @@ class Cluster:
             raise UnknownTopic(topic, "create it with broker.create_topic()")
         return tuple(Lane(topic, partition) for partition in found)
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
         """Make sure that *topic* exists, and return when it can be used."""
         _check(topic)
         with self.admin() as admin:
-            admin.create(topic, partitions)
+            admin.create(topic, partitions, largest)
         self.topic(topic)
 
     def _appear(self, admin: Admin, topic: str) -> list[int] | None:

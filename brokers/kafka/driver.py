@@ -57,6 +57,10 @@ class Rebalance(Protocol):
         ...
 
 
+TOPIC_LIMIT = 1_048_588
+"""Bytes of the largest batch that a topic takes unless told otherwise."""
+
+
 class Admin(Protocol):
     """Questions about the cluster. Threads may share it."""
 
@@ -64,8 +68,8 @@ class Admin(Protocol):
         """Return the partitions of *topic*; None when it does not exist."""
         ...
 
-    def create(self, topic: str, partitions: int) -> None:
-        """Create *topic*; an existing one is left as it is."""
+    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
+        """Create *topic*, for messages of *largest* bytes; an existing one is left as it is."""
         ...
 
     def largest(self, topic: str) -> int | None:
@@ -177,6 +181,10 @@ class Driver(Protocol):
 
     def limit(self, native: Mapping[str, Any]) -> int:
         """Return the bytes of the largest message that a producer with *native* settings takes."""
+        ...
+
+    def larger(self, more: int) -> dict[str, Any]:
+        """Return the native setting of a producer with room for *more* than a topic takes."""
         ...
 
     def compresses(self, native: Mapping[str, Any]) -> bool:

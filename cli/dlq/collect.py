@@ -20,9 +20,13 @@ from holdfast.cli.stopping import stopped_by_signals
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.dlq.collector import Collector
 from holdfast.dlq.letter import dlq_topic
+from holdfast.dlq.replay.handlers import loaded
 from holdfast.dlq.schema import group as table
 from holdfast.dlq.store import StoreHome
-from holdfast.errors import NotFound, UnknownTopic
+from holdfast.dlq.topic import COLLECTOR
+from holdfast.dlq.triage import BUILT_IN, Triage
+from holdfast.dlq.uncollected import Uncollected
+from holdfast.errors import ConfigurationError, NotFound, UnknownTopic
 from holdfast.outbox.endpoint import Endpoint
 from holdfast.outbox.probes import Verdict
 from holdfast.ports import Broker as Port
@@ -36,9 +40,7 @@ def collect(
     config: Config = None,
     database: Database,
     broker: Broker,
-    group: Annotated[
-        str, typer.Option(help="The consumer group that collects.")
-    ] = "holdfast-dlq-collector",
+    group: Annotated[str, typer.Option(help="The consumer group that collects.")] = COLLECTOR,
     http: Annotated[
         str | None,
         typer.Option(
@@ -51,13 +53,18 @@ def collect(
         typer.Option(
             envvar="HOLDFAST_RETENTION",
             metavar="TOPIC=AGE",
-            help="How long the broker keeps a topic, e.g. orders=7d, for /metrics.",
+            help="How long the broker keeps a dead-letter topic, e.g. '*=7d'; /metrics then counts "
+            "what it eats uncollected within a day.",
         ),
+    ] = None,
+    triage: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="A Triage of your own, for what is collected."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when nothing is left.")] = False,
 ) -> None:
     """Move dead letters from broker topics into the store, again and again."""
-    kept = retentions(retention)
+    kept, rules = retentions(retention), BUILT_IN if triage is None else _triage(triage)
     with dead_letters(database) as engine, ExitStack() as closing:
         opened = connect(broker)
         missing = [topic for topic in topics if not _exists(opened, group, topic)]
@@ -68,9 +75,12 @@ def collect(
             say(f"topic {topic} does not exist yet: waiting for its first dead letter")
         source = opened.source(topics, group=group)
         try:
-            collector = Collector(source, StoreHome(engine))
+            collector = Collector(source, StoreHome(engine, triage=rules))
             if http is not None:
-                export_store(engine, kept)
+                asked = connect(broker)  # by another thread than the one that collects
+                closing.callback(asked.close)
+                waiting = Uncollected(broker=asked, topics=topics, group=group, retention=kept)
+                export_store(engine, waiting)
                 closing.callback(_served(http, collector).stop)
             total = sum(opened.lag(group, topics).values()) if once and err.is_terminal else None
             with (
@@ -86,7 +96,15 @@ def collect(
     say(
         f"collected {found.stored:,} dead letters, {found.unreadable:,} of them without envelope; "
         f"{found.confirmed:,} replayed messages were handled"
+        + (f"; {found.unknown:,} reports of no known plan closed nothing" if found.unknown else "")
     )
+
+
+def _triage(name: str) -> Triage:
+    found = loaded(name)
+    if not isinstance(found, Triage):
+        raise ConfigurationError(f"--triage {name!r} is a {type(found).__name__}, not a Triage")
+    return found
 
 
 def _served(address: str, collector: Collector) -> Endpoint:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import select
 
+from holdfast.brokers import connect
 from holdfast.cli.display import out, plain, print_json, print_table, say
 from holdfast.cli.dlq.opened import dead_letters, one_group
 from holdfast.cli.dlq.options import (
@@ -25,16 +26,16 @@ from holdfast.cli.dlq.options import (
     Version,
     known_class,
     moment,
-    retentions,
 )
 from holdfast.cli.dlq.shown import age, ago, bars, sparkline, when
 from holdfast.cli.options import Config, Json, Limit
 from holdfast.database import reading
 from holdfast.dlq.groups import STATES, Groups, Which
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.retention import expiring
 from holdfast.dlq.schema import message
 from holdfast.dlq.stats import stats
+from holdfast.dlq.topic import COLLECTOR
+from holdfast.dlq.uncollected import uncollected
 from holdfast.errors import ConfigurationError
 
 
@@ -42,23 +43,32 @@ def stats_(
     *,
     config: Config = None,
     database: Database,
-    retention: Annotated[
+    topics: Annotated[
         list[str] | None,
         typer.Option(
-            help="How long the broker keeps a topic, e.g. orders=7d or '*=7d': warns a day before "
-            "it eats open ones; may repeat."
+            "--uncollected",
+            metavar="TOPIC",
+            help="Ask the broker how many dead letters wait on this topic and are in no store; "
+            "may repeat.",
         ),
     ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_BROKER", show_default=False, help="Where to ask, with --uncollected."
+        ),
+    ] = None,
+    collector: Annotated[
+        str, typer.Option(help="The consumer group that collects, with --uncollected.")
+    ] = COLLECTOR,
     as_json: Json = False,
 ) -> None:
     """Show how many wait, since when, of what, and whether the outflow keeps up."""
-    kept = retentions(retention)
     with dead_letters(database) as engine:
         found = stats(engine)
-        soon = expiring(engine, retention=kept)
-    warnings = [one.warning for one in soon]
+    waiting = _uncollected(broker, topics, collector) if topics else {}
     if as_json:
-        print_json({**asdict(found), "warnings": warnings})
+        print_json({**asdict(found), "uncollected": waiting})
         return
     flow = sum(found.inflow) - sum(found.outflow)
     word = "rising" if flow > 0 else "falling" if flow < 0 else "steady"
@@ -72,11 +82,13 @@ def stats_(
     say(f"groups: {states or 'none'}; {found.new_today} new today")
     if found.due:
         say(f"{found.due:,} wait for a retry, {found.due_now:,} are due now: holdfast dlq replay "
-            "--due --yes --reason 'automatic retry', from a timer")  # fmt: skip
+            "--due --every 1m --reason 'automatic retry' sends them")  # fmt: skip
     if found.parked:
         say(f"{found.parked:,} are parked for a person: holdfast dlq list --state parked")
-    for line in warnings:
-        say(f"WARNING {line}")
+    for name, count in waiting.items():
+        if count:
+            say(f"WARNING {count:,} dead letters wait on {name} and are in no store: run  holdfast "
+                f"dlq collect {name}  before the broker's retention eats them")  # fmt: skip
     for title, counts in (("topic", found.by_topic), ("error", found.by_error),
                           ("class", found.by_class)):  # fmt: skip
         if counts:
@@ -84,6 +96,16 @@ def stats_(
             print_table((title, "", "pending"), rows)
     if found.pending:
         say("next: holdfast dlq groups")
+
+
+def _uncollected(broker: str | None, topics: list[str], group: str) -> dict[str, int]:
+    if broker is None:
+        raise ConfigurationError("ask whom? give --broker, e.g. kafka://host:9092")
+    opened = connect(broker)
+    try:
+        return uncollected(opened, topics, group)
+    finally:
+        opened.close()
 
 
 def groups(

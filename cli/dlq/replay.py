@@ -28,6 +28,7 @@ from holdfast.cli.dlq.options import (
     seconds,
     share,
 )
+from holdfast.cli.dlq.retrying import retry_again_and_again
 from holdfast.cli.dlq.sending import opened_vault, outlet, require_some, require_target, send
 from holdfast.cli.dlq.shown import age
 from holdfast.cli.options import Actor, Config, Json, Yes
@@ -77,6 +78,10 @@ def replay(
     due: Annotated[
         bool, typer.Option("--due", help="Only what triage has put down for a retry by now.")
     ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(help="With --due: go on and look every so often, e.g. 1m, without asking."),
+    ] = None,
     reason: Annotated[
         str | None, typer.Option(help="Why; kept in the audit trail. Needed unless --dry-run.")
     ] = None,
@@ -173,6 +178,12 @@ def replay(
         if broker is None:
             raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
         who = warrant(actor, reason)
+        if every is not None:
+            retry_again_and_again(
+                engine, broker, master_key_file, selection, terms, who,
+                every=seconds(every, "--every"), as_json=as_json,
+            )  # fmt: skip
+            return
         try:
             manifest = surveyed(engine, selection, terms)
         except NothingToReplay:

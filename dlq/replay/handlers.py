@@ -34,6 +34,14 @@ class Named:
 
 def load(name: str) -> Any:
     """Return the callable called `module:function`; say what is missing if it is not there."""
+    found = loaded(name)
+    if not callable(found):
+        raise ConfigurationError(f"{name!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def loaded(name: str) -> Any:
+    """Return what is called `module:name`, whatever it is."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigurationError(f"{name!r}: write module:function, e.g. shop.handlers:bill")
@@ -54,6 +62,4 @@ def load(name: str) -> Any:
         if not hasattr(found, part):
             raise ConfigurationError(f"module {module_name!r} has no {attribute!r}")
         found = getattr(found, part)
-    if not callable(found):
-        raise ConfigurationError(f"{name!r} is a {type(found).__name__}, not a function")
     return found

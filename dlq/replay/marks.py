@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from holdfast.headers import Headers
 from holdfast.message import REPLAY_HEADER, REPLAY_MARKS
@@ -25,6 +25,7 @@ REPLAY_COMMUTATIVE: Final = "x-replay-commutative"
 
 NAMES: Final = REPLAY_MARKS
 _NAMES = frozenset(NAMES)
+_MOST_ID = 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Marks:
         """Return the marks in *headers*; None for a message that no plan sent."""
         group, plan = headers.text(REPLAY_GROUP), headers.text(REPLAY_PLAN)
         dlq_id, topic = headers.text(REPLAY_DLQ_ID), headers.text(REPLAY_TOPIC)
-        if group is None or plan is None or dlq_id is None or topic is None:
+        if group is None or topic is None or not (is_id(plan) and is_id(dlq_id)):
             return None
         count = headers.text(REPLAY_COUNT) or ""
         return cls(
@@ -89,6 +90,11 @@ class Stamp:
         """Return the marks as text."""
         number = (REPLAY_COUNT, str(count))
         return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), *self._more, number)
+
+
+def is_id(text: str | None) -> TypeGuard[str]:
+    """Whether *text* can be the id of a plan or a letter: anybody may write a header."""
+    return text is not None and 0 < len(text) <= _MOST_ID and text.isascii() and text.isprintable()
 
 
 def replay_topic(topic: str, group: str) -> str:

@@ -5,6 +5,7 @@ Both are part of the consumer's own transaction: an outcome is true or it is not
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,17 +18,18 @@ from holdfast.dlq.replay.marks import Marks
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import WAITING, ItemState
 from holdfast.dlq.replay.steps import Policy
-from holdfast.dlq.rows import CONFIRMED, fingerprint_of
+from holdfast.dlq.rows import CONFIRMED, cut, fingerprint_of
 from holdfast.dlq.schema import message as stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from sqlalchemy.engine import Connection
 
     from holdfast.dlq.letter import DeadLetter
     from holdfast.message import Message
 
+log = logging.getLogger("holdfast.dlq.replay")
 _REASON = "handled by the group when it was replayed"
 
 
@@ -45,21 +47,45 @@ def confirmed_all(
     connection: Connection, messages: Iterable[Message], *, clock: Clock = SYSTEM_CLOCK
 ) -> set[str]:
     """Confirm many at once, in one transaction; return which letters are not known here."""
-    by_plan: dict[str, list[str]] = {}
+    by_plan: dict[str, dict[str, str | None]] = {}
     for message in messages:
         if message.is_replay and (marks := Marks.of(message.headers)) is not None:
-            by_plan.setdefault(marks.plan, []).append(marks.dlq_id)
+            by_plan.setdefault(marks.plan, {})[marks.dlq_id] = message.id
     unknown: set[str] = set()
-    for plan_id, dlq_ids in sorted(by_plan.items()):
-        if confirm(connection, plan_id, dlq_ids, clock=clock) < len(set(dlq_ids)):
-            unknown |= _unknown(connection, plan_id, dlq_ids)
+    for plan_id, handled in sorted(by_plan.items()):
+        rest = set(handled) - confirm(connection, plan_id, handled, clock=clock)
+        if rest:
+            unknown |= _unknown(connection, plan_id, sorted(rest))
     return unknown
 
 
 def confirm(
-    connection: Connection, plan_id: str, dlq_ids: list[str], *, clock: Clock = SYSTEM_CLOCK
-) -> int:
-    """Note that *dlq_ids* of one plan were handled; return how many of them the plan has."""
+    connection: Connection,
+    plan_id: str,
+    handled: Mapping[str, str | None],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> set[str]:
+    """Note which letters of one plan were *handled*, each as what message; return them.
+
+    Only those that the plan has, and as the message that the letter holds: marks are only
+    headers, which anybody may write. A message that is not told (None) is not compared.
+    """
+    query = (
+        select(item.c.dlq_id, stored.c.message_id)
+        .outerjoin(stored, stored.c.dlq_id == item.c.dlq_id)
+        .where(item.c.plan_id == plan_id, item.c.dlq_id.in_(sorted(handled)))
+    )
+    ids = set()
+    for dlq_id, kept in connection.execute(query):
+        told = handled[dlq_id]
+        if told is None or kept is None or cut(told) == kept:
+            ids.add(dlq_id)
+        else:
+            log.warning("message %s was handled as letter %s of plan %s, which is message %s: "
+                        "that confirms nothing", told, dlq_id, plan_id, kept)  # fmt: skip
+    if not ids:
+        return ids
     done = {
         "state": ItemState.CONFIRMED,
         "live": None,
@@ -67,13 +93,13 @@ def confirm(
         "settled_at": clock.now().timestamp(),
     }
     # Also one that was held back or failed before: what happened last is what is true.
-    found = connection.execute(
-        update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(dlq_ids)).values(**done)
+    connection.execute(
+        update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(sorted(ids))).values(**done)
     )
     actor = f"plan {plan_id}"
-    close(connection, dlq_ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
-    METRICS.replayed.labels("confirmed").inc(found.rowcount)
-    return found.rowcount
+    close(connection, ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
+    METRICS.replayed.labels("confirmed").inc(len(ids))
+    return ids
 
 
 def _unknown(connection: Connection, plan_id: str, dlq_ids: list[str]) -> set[str]:

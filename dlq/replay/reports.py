@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.letter import dlq_topic
-from holdfast.dlq.replay.marks import Marks
+from holdfast.dlq.replay.marks import Marks, is_id
 from holdfast.dlq.replay.outcomes import confirm
 from holdfast.dlq.transactions import committed
 from holdfast.message import Message
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 OUTCOME: Final = "x-dlq-outcome"
 _CONFIRMED = "confirmed"
-_MOST = 1_000  # bytes; ours has less than 200
+_MOST = 10_000  # bytes; a message id may be long
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Which letter of which plan was handled."""
+    """Which letter of which plan was handled, and as what message."""
 
     plan: str
     dlq_id: str
+    message_id: str | None = None
 
 
 def report_of(message: Message) -> Message | None:
@@ -41,7 +42,7 @@ def report_of(message: Message) -> Message | None:
         return None
     return Message.new(
         dlq_topic(marks.topic, marks.group),
-        msgspec.json.encode(Report(plan=marks.plan, dlq_id=marks.dlq_id)),
+        msgspec.json.encode(Report(marks.plan, marks.dlq_id, message.id)),
         key=message.key,
         type="holdfast.replay.confirmed",
         headers={OUTCOME: _CONFIRMED},
@@ -55,19 +56,30 @@ def report_in(message: Message) -> Report | None:
     if message.headers.text(OUTCOME) != _CONFIRMED or len(payload) > _MOST:
         return None
     try:
-        return msgspec.json.decode(payload, type=Report)
+        report = msgspec.json.decode(payload, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return report if is_id(report.plan) and is_id(report.dlq_id) else None
 
 
-def enter(engine: Engine, reports: Iterable[Report], *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Enter *reports* in the store; one that was entered before changes nothing."""
-    by_plan: dict[str, list[str]] = {}
+def enter(
+    engine: Engine, reports: Iterable[Report], *, clock: Clock = SYSTEM_CLOCK
+) -> list[Report]:
+    """Enter *reports* in the store; one that was entered before changes nothing.
+
+    Return those about a plan or a letter of it that the store does not have: they close
+    nothing.
+    """
+    by_plan: dict[str, list[Report]] = {}
     for report in reports:
-        by_plan.setdefault(report.plan, []).append(report.dlq_id)
+        by_plan.setdefault(report.plan, []).append(report)
 
-    def write(db: Connection) -> None:
-        for plan_id, dlq_ids in sorted(by_plan.items()):
-            confirm(db, plan_id, dlq_ids, clock=clock)
+    def write(db: Connection) -> list[Report]:
+        unknown = []
+        for plan_id, some in sorted(by_plan.items()):
+            handled = {report.dlq_id: report.message_id for report in some}
+            known = confirm(db, plan_id, handled, clock=clock)
+            unknown += [report for report in some if report.dlq_id not in known]
+        return unknown
 
-    committed(engine, write, clock=clock)
+    return committed(engine, write, clock=clock)

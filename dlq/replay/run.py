@@ -19,6 +19,7 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from sqlalchemy.engine import Connection
@@ -43,8 +44,15 @@ class Run:
     """
 
     def __init__(
-        self, lease: Lease, publisher: Publisher, target: Target, watch: Watch, stream: Stream
+        self,
+        lease: Lease,
+        publisher: Publisher,
+        target: Target,
+        watch: Watch,
+        stream: Stream,
+        stopping: threading.Event | None = None,
     ) -> None:
+        self._stopping = stopping
         self._lease = lease
         self._clock = lease.clock
         self._publisher = publisher
@@ -71,6 +79,9 @@ class Run:
         while self._plan.state in _SENDABLE:
             if self._plan.rate != bucket.rate:
                 bucket = Bucket(self._plan.rate, clock=self._clock)
+            if self._stopping is not None and self._stopping.is_set():
+                self._land()
+                return Ending(EndingKind.PAUSED, self._plan.id, "its sender was asked to end")
             ahead = replace(self._plan, sent=self._handed)
             match next_step(self._watch.look(ahead), self._plan.policy):
                 case Send(until, state):

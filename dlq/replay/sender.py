@@ -21,6 +21,8 @@ from holdfast.dlq.replay.target import Target
 from holdfast.dlq.replay.watch import Watch, plan_row
 
 if TYPE_CHECKING:
+    import threading
+
     from sqlalchemy.engine import Engine
 
     from holdfast.dlq.replay.ending import Ending
@@ -41,7 +43,10 @@ class Pace:
 
 
 class Sender:
-    """Sends one plan from where it stands, until it ends or somebody stops it."""
+    """Sends one plan from where it stands, until it ends or somebody stops it.
+
+    When *stopping* is set it ends after the batch in hand; the plan waits for a next sender.
+    """
 
     def __init__(
         self,
@@ -52,8 +57,10 @@ class Sender:
         clock: Clock = SYSTEM_CLOCK,
         observe: Observer | None = None,
         vault: Vault | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._vault = vault
+        self._stopping = stopping
         self._engine = engine
         self._broker = broker
         self._pace = Pace() if pace is None else pace
@@ -86,6 +93,7 @@ class Sender:
                     Target(self._broker, found.target),
                     Watch(self._engine, clock=self._clock, observe=self._observe),
                     Stream(self._engine, reader, ahead, batch=self._pace.batch),
+                    self._stopping,
                 )
                 return run.go(found, self._pace)
         finally:

@@ -18,7 +18,7 @@ from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.consumer import create_tables
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome
+from holdfast.dlq import StoreHome, TopicHome
 from holdfast.testing import wait_until
 from tests.dead_letters import letter
 from tests.servers.ports import free_port
@@ -64,7 +64,7 @@ def shop(tmp_path: Path) -> Path:
 def serving(folder: Path, *words: str) -> Iterator[int]:
     """Run a command with an endpoint, which must end in peace; return the port."""
     port = free_port()
-    command = [HOLDFAST, *words, "--http", f"127.0.0.1:{port}", "--retention", "orders=1s"]
+    command = [HOLDFAST, *words, "--http", f"127.0.0.1:{port}", "--retention", "*=1s"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     process = subprocess.Popen(command, cwd=folder, env=environment)
     try:
@@ -112,7 +112,7 @@ def test_consume_exports_every_series_of_the_alerts_on_consumers_and_dead_letter
     assert wanted - series(text) == set()
     for worker in "01":
         assert f'holdfast_dlq_open{{topic="orders",worker="{worker}"}} 1.0' in text
-        assert f'holdfast_dlq_expiring_24h{{worker="{worker}"}} 1.0' in text
+        assert f'holdfast_dlq_uncollected_seconds{{worker="{worker}"}} 0.0' in text
         assert f'holdfast_consumer_down{{what="database",worker="{worker}"}} 0.0' in text
     assert 'holdfast_circuit_state{circuit="payments",state="open",worker="0"} 0.0' in text
 
@@ -128,4 +128,19 @@ def test_collect_exports_the_store_of_consumers_that_have_none(shop: Path) -> No
     gauges = {name for name in asked_for("prometheus-dlq-alerts.yaml") if "consumed" not in name}
     assert {name for name in gauges if not name.endswith("_total")} - series(text) == set()
     assert 'holdfast_dlq_open{topic="orders"} 1.0' in text
+    assert 'holdfast_dlq_uncollected{topic="orders.billing.dlq"} 0.0' in text
+
+
+def test_a_consumer_without_a_database_shows_what_nobody_collects(shop: Path) -> None:
+    """Its letters are on a topic, where the broker's retention eats them."""
+    (shop / "bare.py").write_text(SHOP.replace(', database="sqlite:///app.db"', ""))
+    broker = connect(f"sqlite:///{shop}/broker.db")
+    home = TopicHome.on(broker)
+    home.put(letter())
+    home.close()
+    broker.close()
+    with serving(shop, "consume", "bare:consumer") as port:
+        wait_until(lambda: "consumes" in page(port, "/readyz"), deadline=90, what="it consumes")
+        text = page(port, "/metrics")
+    assert 'holdfast_dlq_uncollected{topic="orders.billing.dlq"} 1.0' in text
     assert "holdfast_dlq_expiring_24h 1.0" in text

@@ -16,6 +16,7 @@ from holdfast.brokers import connect
 from holdfast.consumer import create_tables
 from holdfast.consumer.schema import audit
 from holdfast.database import open_database
+from holdfast.dlq.schema import message as letters
 from holdfast.testing import wait_until
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
@@ -69,7 +70,8 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
     process = subprocess.Popen(
         [HOLDFAST, "consume", "shop:consumer", "--workers", "2", "--log-level", "error"],
         cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"},
+        env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+        | {"HOLDFAST_SERVICE_VERSION": "1.4.2"},
     )
     try:
         wait_until(lambda: handled(tmp_path) == ["one"], deadline=90, what="the first")
@@ -93,6 +95,8 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
         process.wait()
     with engine.connect() as db:
         entries = [(row.action, row.reason) for row in db.execute(select(audit))]
+        versions = db.execute(select(letters.c.service_version)).scalars().all()
+    assert versions == ["1.4.2"]
     assert entries == [("skip", "obsolete"), ("release", "seen to")]
     shown = json.loads(keys(tmp_path, "audit", "--json").stdout)
     assert [entry["action"] for entry in shown] == ["release", "skip"]

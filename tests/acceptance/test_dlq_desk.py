@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
-from holdfast.dlq import capture, close
+from holdfast.brokers import connect
+from holdfast.dlq import TopicHome, capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
 from holdfast.dlq.figures import snapshot, unfolded
@@ -17,6 +18,7 @@ from holdfast.dlq.schema import message
 from holdfast.errors import Transient
 from holdfast.message import Message
 from tests.acceptance.test_dlq_cli import Desk
+from tests.dead_letters import letter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,17 +169,48 @@ def test_prune_says_what_it_would_delete(desk: Desk) -> None:
     assert len(desk.json("list", "--state", "any")) == 2
 
 
-def test_stats_warn_before_the_broker_forgets(desk: Desk) -> None:
-    """A day before its retention eats what is open."""
+def test_stats_warn_of_what_nobody_has_collected(desk: Desk) -> None:
+    """The broker may forget it; what is stored is kept, however old."""
     desk.fail(2, ValueError("bad total"))
     with desk.engine.begin() as db:
-        db.execute(update(message).values(event_at=message.c.event_at - 6.5 * 86400))
-    said = desk.run("stats", "--retention", "orders=7d")[1]
-    assert "WARNING orders: 2 open dead letters near the retention of 7 d" in said
-    assert desk.json("stats", "--retention", "*=30d")["warnings"] == []
-    code, _, error = desk.run("stats", "--retention", "7d")
+        db.execute(update(message).values(event_at=message.c.event_at - 400 * 86400))
+    assert "WARNING" not in desk.run("stats")[1]
+    broker = connect(desk.broker)
+    home = TopicHome.on(broker)
+    home.put(letter())
+    home.close()
+    broker.close()
+    asked = ("stats", "--uncollected", "orders.billing.dlq", "--uncollected", "none.dlq")
+    said = desk.run(*asked, "--broker", desk.broker)[1]
+    assert "WARNING 1 dead letters wait on orders.billing.dlq and are in no store" in said
+    assert desk.json(*asked, "--broker", desk.broker)["uncollected"] == {
+        "orders.billing.dlq": 1,
+        "none.dlq": 0,
+    }
+    code, _, error = desk.run(*asked)
     assert code == 2
-    assert "TOPIC=AGE" in error
+    assert "--broker" in error
+
+
+def test_the_collector_takes_rules_of_ones_own(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name; what is no Triage is refused before anything is collected."""
+    monkeypatch.chdir(tmp_path)
+    rules = "from holdfast.dlq.triage import Rule, Triage, Verdict\n"
+    rules += "mine = Triage(rules=[Rule('all', lambda case: True, Verdict.RETRY)])\nother = 7\n"
+    (tmp_path / "desk_rules.py").write_text(rules)
+    broker = connect(desk.broker)
+    home = TopicHome.on(broker)
+    home.put(letter())
+    home.close()
+    broker.close()
+    words = ("collect", "orders.billing.dlq", "--broker", desk.broker, "--once", "--triage")
+    code, _, error = desk.run(*words, "desk_rules:other")
+    assert (code, "not a Triage" in error) == (2, True)
+    assert desk.run(*words, "desk_rules:mine")[0] == 0
+    with desk.engine.connect() as db:
+        assert db.execute(select(message.c.verdict)).scalars().all() == ["retry"]
 
 
 def test_the_trend_is_whole_on_a_narrow_terminal(

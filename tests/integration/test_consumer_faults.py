@@ -334,7 +334,7 @@ def test_a_home_of_dead_letters_that_is_away_is_waited_for(
 ) -> None:
     """No acknowledgement, an alarm, no blame; once it is back everything goes on by itself."""
     shelf = Shelf()
-    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.05))
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.05), quarantine=False)
 
     @consumer.on("orders")
     @dead_letter(home=shelf)

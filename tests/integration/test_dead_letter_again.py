@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from sqlalchemy import event, select, update
 
@@ -180,8 +181,15 @@ def test_timeouts_are_counted_over_all_failures(engine: Engine) -> None:
     assert stored.failure.root.type == "ValueError"
 
 
-def test_a_failure_of_before_it_was_closed_does_not_open_a_letter_again(engine: Engine) -> None:
-    """Collected late, it goes to the history; one of after that, or in doubt, opens it."""
+def collected(found: DeadLetter) -> DeadLetter:
+    """Return *found* as it comes from a topic."""
+    return msgspec.structs.replace(found, origin="collected")
+
+
+def test_a_failure_of_before_it_was_closed_does_not_open_a_letter_again(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Collected late, it goes to the history and the log; one of after that, or in doubt, opens."""
     early, clock = VirtualClock(), VirtualClock()
     clock.advance(300)
     home, first = StoreHome(engine, clock=clock), letter(clock=clock)
@@ -194,17 +202,33 @@ def test_a_failure_of_before_it_was_closed_does_not_open_a_letter_again(engine: 
     clock.advance(600)
     for seconds in (0, 700):  # before the first one that was stored, and after it
         early.advance(seconds)
-        home.put(letter(error=failed(KeyError("price")), clock=early))
+        home.put(collected(letter(error=failed(KeyError("price")), clock=early)))
     fold(engine, clock=clock)
     (row,) = rows(engine)
     assert (row.state, row.closed_by, row.due_at) == ("discarded", "ada", None)
     assert (row.occurrences, row.error_type) == (3, "ValueError")
+    assert caplog.text.count(f"dead letter {first.dlq_id} stays discarded") == 2
     found = Groups(engine, clock=clock).listed(Which(states=STATES))
     assert [one.state for one in found] == ["resolved"]
     early.advance(150)  # 50 s before it was closed, by a host whose clock may be slow
-    home.put(letter(clock=early))
+    home.put(collected(letter(clock=early)))
     (row,) = rows(engine)
     assert (row.state, row.closed_by) == ("pending", None)
+
+
+def test_what_a_consumer_stores_failed_just_now_whatever_its_clock_says(engine: Engine) -> None:
+    """A host whose clock is three minutes behind hides no failure: its message is acknowledged."""
+    slow, clock = VirtualClock(), VirtualClock()
+    home, first = StoreHome(engine, clock=clock), letter(clock=clock)
+    home.put(first)
+    clock.advance(300)
+    with engine.begin() as db:
+        close(db, [first.dlq_id], "discarded", actor="ada", reason="void", clock=clock)
+    slow.advance(120)
+    home.put(letter(clock=slow))
+    (row,) = rows(engine)
+    assert (row.state, row.closed_by, row.occurrences) == ("pending", None, 2)
+    assert stats(engine, clock=clock).pending == 1
 
 
 @pytest.mark.parametrize("number", ["9" * 20, "9" * 5000, "٣", "-1", ""])

@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.brokers import connect
 from holdfast.database import open_database
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq import DeadLetter
     from holdfast.message import Message
     from holdfast.ports import Broker, Published
+    from tests.servers.server import Server
 
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
 HEADERS = Headers([("x", b"\xff\x00"), ("x", "two"), ("plain", "text")])
@@ -105,3 +108,70 @@ def test_a_broker_that_is_down_leaves_the_letter_in_the_database(engine: Engine)
     with pytest.raises(DependencyDown):
         TopicHome(Down(broker)).put(put)
     broker.close()
+
+
+def large(topic: str, size: int) -> DeadLetter:
+    """Return the letter of a message of *size* bytes with much to tell about its failure."""
+    error = failed(ValueError("the root"))
+    for _ in range(9):
+        outer = ValueError("much to tell " * 100)
+        outer.__cause__ = error
+        error = failed(outer)
+    return letter(1, error, topic=topic, payload=b"x" * size)
+
+
+@pytest.fixture(params=["kafka", "kafka+confluent"])
+def kafka_broker(request: pytest.FixtureRequest, kafka: Server) -> Iterator[Broker]:
+    """Open Kafka through each of its drivers."""
+    made = connect(kafka.url.replace("kafka://", f"{request.param}://"))
+    yield made
+    made.close()
+
+
+def narrow(kafka: Server, topic: str, size: int) -> None:
+    """Create *topic* for messages of *size* bytes."""
+    admin = AdminClient({"bootstrap.servers": kafka.url.removeprefix("kafka://")})
+    made = NewTopic(topic, num_partitions=1, config={"max.message.bytes": str(size)})
+    [future] = admin.create_topics([made]).values()
+    future.result()
+
+
+def test_a_message_at_the_limit_of_its_topic_has_room_for_its_envelope(
+    kafka: Server, kafka_broker: Broker, engine: Engine
+) -> None:
+    """A dead-letter topic takes more than the topic of its originals, and so does the client."""
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    narrow(kafka, topic, 1_048_576)
+    made = large(topic, 1_048_576 - 300)
+    home = TopicHome.on(kafka_broker)
+    home.put(made)
+    home.close()
+    source = kafka_broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
+    Collector(source, StoreHome(engine)).run(until_idle=True)
+    source.close()
+    stored = StoreHome(engine).get(made.dlq_id)
+    assert stored is not None
+    assert stored.message == made.message
+    assert stored.failure.root == made.failure.root
+
+
+def test_a_message_that_leaves_little_room_goes_with_the_least_envelope(
+    kafka: Server, kafka_broker: Broker, engine: Engine
+) -> None:
+    """Its topic was made by somebody else; where not even that fits, the error names the knob."""
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    narrow(kafka, f"{topic}.billing.dlq", 100_000)
+    home = TopicHome.on(kafka_broker)
+    tight = large(topic, 100_000 - 4_000)
+    home.put(tight)
+    with pytest.raises(DependencyDown, match=r"to 10\d,\d{3} bytes.*max\.message\.bytes of the"):
+        home.put(large(topic, 100_000))
+    home.close()
+    source = kafka_broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
+    Collector(source, StoreHome(engine)).run(until_idle=True)
+    source.close()
+    stored = StoreHome(engine).get(tight.dlq_id)
+    assert stored is not None
+    assert stored.message == tight.message
+    assert stored.failure.root.type == "ValueError"
+    assert count(engine, message) == 1

@@ -18,15 +18,20 @@ from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.cli.dlq.shown import when
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, create_tables
+from holdfast.dlq import StoreHome, TopicHome, close, create_tables
+from holdfast.dlq.audit import Warrant
 from holdfast.dlq.collector import Collector
 from holdfast.dlq.groups import Groups
+from holdfast.dlq.replay.freezing import freeze
+from holdfast.dlq.replay.plan import Terms
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.schema import change, message
 from holdfast.dlq.wire import ENVELOPE, to_topic
 from holdfast.errors import DependencyDown
 from holdfast.headers import Headers
 from holdfast.message import Message
-from holdfast.testing import wait_until
+from holdfast.testing import VirtualClock, wait_until
 from tests.dead_letters import count, letter
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker
 
 TOPIC = "orders.billing.dlq"
+ADA = Warrant(actor="ada", reason="fixed")
 
 
 @pytest.fixture
@@ -89,6 +95,70 @@ def test_letters_move_from_the_topic_into_the_store(broker: Broker, engine: Engi
     assert stored.message.topic == "orders"
     assert stored.origin == "collected"
     assert ENVELOPE not in stored.message.headers
+
+
+def closed_by_hand(engine: Engine) -> None:
+    """Close every letter, later than anything on the topic may have happened."""
+    late = VirtualClock()
+    late.advance(86400 * 400)
+    with engine.begin() as db:
+        ids = db.execute(select(message.c.dlq_id)).scalars().all()
+        close(db, ids, "discarded", actor="ada", reason="void", clock=late)
+
+
+def states(engine: Engine) -> list[tuple[str, int]]:
+    """Return the state of each letter, and how often it failed."""
+    with engine.connect() as db:
+        found = select(message.c.state, message.c.occurrences).order_by(message.c.seq)
+        return [(row.state, row.occurrences) for row in db.execute(found)]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["stored before", "first of its kind"])
+def test_an_envelope_of_a_newer_version_is_a_failure_like_any_other(
+    broker: Broker, engine: Engine, known: bool
+) -> None:
+    """It opens a closed letter and stops the replay that it came by; read again, it does not."""
+    first = letter(1)
+    plan_id = ""
+    if known:
+        StoreHome(engine).put(first)
+        plan_id = freeze(engine, Selection(consumer_group="billing"), Terms(), ADA).plan.id
+
+    def publish(number: int) -> None:
+        newer = {"schema_version": 9, "dlq_id": first.dlq_id, "failure": {"number": number},
+                 "lineage": {"replay_id": plan_id, "replay_count": 1, "why": "new"}}  # fmt: skip
+        sent = to_topic(first)
+        marks = [pair for pair in sent.headers if pair[0] != ENVELOPE]
+        envelope = (ENVELOPE, msgspec.json.encode(newer))
+        sink = broker.sink()
+        sink.publish([sent.with_(headers=Headers.received([*marks, envelope]))])
+        sink.close()
+
+    publish(1)
+    collected(broker, engine)
+    assert states(engine) == [("pending", 1 + known)]
+    if known:
+        with engine.connect() as db:
+            assert db.execute(select(item.c.state)).scalars().all() == ["failed_again"]
+    closed_by_hand(engine)
+    collected(broker, engine, group="again")
+    assert states(engine) == [("discarded", 1 + known)]
+    publish(2)
+    collected(broker, engine)
+    assert states(engine) == [("pending", 2 + known)]
+
+
+def test_what_has_no_envelope_fails_again_when_it_comes_again(
+    broker: Broker, engine: Engine
+) -> None:
+    """Each message on the topic is one failure, and reading it twice is not two."""
+    odd = Message.new(TOPIC, b"what is this", key="k")
+    for group in ("collector", "again"):
+        sink = broker.sink()
+        sink.publish([odd])
+        sink.close()
+        collected(broker, engine, group=group)
+    assert states(engine) == [("pending", 2)]
 
 
 def test_collecting_everything_again_changes_nothing(broker: Broker, engine: Engine) -> None:

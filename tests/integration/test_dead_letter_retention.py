@@ -10,9 +10,10 @@ import pytest
 from holdfast.dlq import Origin, StoreHome, close
 from holdfast.dlq.audit import Warrant, entries, verify
 from holdfast.dlq.groups import Groups, Which
-from holdfast.dlq.retention import DAY, expiring, prune
+from holdfast.dlq.retention import prune
 from holdfast.dlq.schema import message
 from holdfast.dlq.transactions import committed
+from holdfast.dlq.uncollected import DAY
 from holdfast.errors import ConfigurationError
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, count, emptied, letter, opened
@@ -62,22 +63,6 @@ def test_open_messages_never_expire(engine: Engine) -> None:
     with engine.connect() as db:
         assert [entry.action for entry in entries(db)] == ["prune", "prune"]
         assert verify(db).is_whole
-
-
-def test_a_warning_comes_before_the_brokers_retention(engine: Engine) -> None:
-    """By topic, the most urgent first; resolved messages need none."""
-    clock = VirtualClock()
-    home = StoreHome(engine, clock=clock)
-    home.put_all([letter(1, clock=clock), letter(2, topic="other", clock=clock)])
-    retention = {"orders": 7 * DAY, "*": 30 * DAY}
-    clock.advance(6.5 * DAY)
-    (warned,) = expiring(engine, retention=retention, clock=clock)
-    assert (warned.topic, warned.pending) == ("orders", 1)
-    assert 0 < warned.left_seconds < DAY
-    assert "collect, replay or discard" in warned.warning
-    with engine.begin() as db:
-        close(db, [letter(1).dlq_id], "parked", actor="ada", reason="later")
-    assert expiring(engine, retention=retention, clock=clock) == []
 
 
 def test_a_negative_age_is_refused(engine: Engine) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import update
 
+from holdfast.brokers import connect
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome, create_tables
+from holdfast.dlq import StoreHome, TopicHome, create_tables
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.gauges import StoreGauges
 from holdfast.dlq.metrics import DlqMetrics
 from holdfast.dlq.replay import Selection, Terms, freeze
 from holdfast.dlq.replay.schema import item, plan
+from holdfast.dlq.topic import COLLECTOR
+from holdfast.dlq.uncollected import DAY, Uncollected
+from holdfast.errors import BrokerDown
 from holdfast.testing import VirtualClock
 from tests.dead_letters import letter
 
@@ -43,7 +48,7 @@ def test_the_alerts_use_only_series_that_exist(tmp_path: Path) -> None:
     engine = open_database(f"sqlite:///{tmp_path}/x.db")
     create_tables(engine)
     StoreHome(engine).put(letter())
-    StoreGauges(engine, retention={"orders": 0.5}, registry=registry)
+    StoreGauges(engine, registry=registry)
     said = generate_latest(registry).decode()
     engine.dispose()
     there = set(re.findall(r"^(holdfast_\w+)", said, re.MULTILINE))
@@ -51,8 +56,60 @@ def test_the_alerts_use_only_series_that_exist(tmp_path: Path) -> None:
     assert used
     assert used <= there
     assert 'holdfast_dlq_open{topic="orders"} 1.0' in said
-    assert "holdfast_dlq_expiring_24h 1.0" in said
+    assert "holdfast_dlq_expiring_24h 0.0" in said
     assert "fingerprint" not in said
+
+
+def seen(gauges: StoreGauges) -> dict[str, float]:
+    """Return the first figure of each name."""
+    return {metric.name: metric.samples[0].value for metric in gauges.collect()}
+
+
+def test_letters_that_nobody_collects_are_seen_before_the_broker_forgets_them() -> None:
+    """By number and by how long none was collected; a day before the retention they count."""
+    clock, broker = VirtualClock(), connect("memory:")
+    topic = "orders.billing.dlq"
+    waiting = Uncollected(
+        broker=broker, topics=[topic, "none.yet.dlq"], retention={"*": 7 * DAY}, clock=clock
+    )
+    gauges = StoreGauges(None, uncollected=waiting, every=0, clock=clock)
+
+    def found() -> tuple[float, float, float]:
+        now = seen(gauges)
+        return (now["holdfast_dlq_uncollected"], now["holdfast_dlq_uncollected_seconds"],
+                now["holdfast_dlq_expiring_24h"])  # fmt: skip
+
+    assert found() == (0, 0, 0)
+    home = TopicHome.on(broker)
+    for number in range(3):
+        home.put(letter(number))
+    assert found() == (3, 0, 0)
+    clock.advance(6.5 * DAY)
+    assert found() == (3, 6.5 * DAY, 3)
+    source = broker.source([topic], group=COLLECTOR)
+    batch = source.poll(10, 1.0)
+    source.accept(batch[:1])
+    source.close()
+    assert found() == (2, 0, 0)
+    broker.close()
+
+
+def test_a_broker_that_is_down_hides_no_figure_of_the_store(tmp_path: Path) -> None:
+    """What is on topics is not known then, and that is said."""
+    engine = open_database(f"sqlite:///{tmp_path}/x.db")
+    create_tables(engine)
+
+    class Down:
+        def lag(self, *_: object) -> None:
+            raise BrokerDown("no answer")
+
+    down: Any = Down()
+    waiting = Uncollected(broker=down, topics=["orders.billing.dlq"])
+    found = seen(StoreGauges(engine, uncollected=waiting))
+    engine.dispose()
+    assert found["holdfast_dlq_sampled"] == 0
+    assert found["holdfast_dlq_open"] == 0
+    assert "holdfast_dlq_uncollected" not in found
 
 
 def test_a_store_that_is_down_is_shown_as_such(tmp_path: Path) -> None:
@@ -60,9 +117,10 @@ def test_a_store_that_is_down_is_shown_as_such(tmp_path: Path) -> None:
     clock = VirtualClock()
     engine = open_database(f"sqlite:///{tmp_path}/x.db")
     gauges = StoreGauges(engine, clock=clock)
-    assert [metric.samples[0].value for metric in gauges.collect()] == [0.0]
+    assert seen(gauges)["holdfast_dlq_sampled"] == 0.0
+    assert "holdfast_dlq_open" not in seen(gauges)
     create_tables(engine)
-    assert len(list(gauges.collect())) == 1  # not asked again so soon
+    assert "holdfast_dlq_open" not in seen(gauges)  # not asked again so soon
     clock.advance(16)
     assert next(iter(gauges.collect())).samples[0].value == 1.0
     engine.dispose()
@@ -78,19 +136,19 @@ def test_a_replay_that_nobody_confirms_is_seen(tmp_path: Path) -> None:
     made = freeze(engine, Selection(consumer_group="billing"), Terms(), ada).plan
     gauges = StoreGauges(engine, clock=clock, every=0)
 
-    def seen() -> tuple[float, float]:
-        values = {metric.name: metric.samples[0].value for metric in gauges.collect()}
+    def found() -> tuple[float, float]:
+        values = seen(gauges)
         return (values["holdfast_replay_unconfirmed"],
                 values["holdfast_replay_unconfirmed_seconds"])  # fmt: skip
 
-    assert seen() == (0, 0)
+    assert found() == (0, 0)
     with engine.begin() as db:
         db.execute(update(plan).values(sent=2))
-    assert seen() == (2, 0)
+    assert found() == (2, 0)
     clock.advance(1801)
-    assert seen() == (2, 1801)
+    assert found() == (2, 1801)
     with engine.begin() as db:
         first = (item.c.plan_id == made.id) & (item.c.position == 0)
         db.execute(update(item).where(first).values(state="confirmed", live=None))
-    assert seen() == (1, 0)
+    assert found() == (1, 0)
     engine.dispose()

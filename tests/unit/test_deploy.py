@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from holdfast.cli.app import COMMANDS
+from holdfast.cli.dlq import COMMANDS as DLQ
 from holdfast.database import open_database
 from holdfast.outbox.backlog import Backlog, Standing
 from holdfast.outbox.metrics import RelayMetrics, Sampler
@@ -77,3 +78,19 @@ def test_the_commands_that_are_deployed_have_the_flags_they_use() -> None:
         text = (DEPLOY / name).read_text()
         line = next(line for line in text.splitlines() if "--http" in line)
         assert set(re.findall(r"--[a-z-]+", line)) <= known, name
+
+
+def test_what_looks_after_dead_letters_has_the_flags_it_uses() -> None:
+    """Units and manifest start the commands as they can be started."""
+    commands = {late.name: late.load() for late in DLQ}
+    lines = [
+        line
+        for path in (*DEPLOY.glob("holdfast-dlq-*.service"), DEPLOY / "kubernetes-dlq.yaml")
+        for line in path.read_text().splitlines()
+        if "ExecStart=" in line or "args:" in line
+    ]
+    assert len(lines) == 6
+    for line in lines:
+        name = re.findall(r"dlq,? (\w+)", line)[0]
+        known = {flag for option in commands[name].params for flag in option.opts}
+        assert set(re.findall(r"--[a-z-]+", line)) <= known, line

@@ -80,10 +80,11 @@ class ConfluentAdmin:
             raise fault
         return sorted(found.partitions) or None
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
         """Create *topic* unless it exists."""
+        own = {} if largest is None else {"max.message.bytes": str(largest)}
         with translated(f"creating topic {topic!r}"):
-            new = NewTopic(topic, num_partitions=partitions)
+            new = NewTopic(topic, num_partitions=partitions, config=own)
             [future] = self._client.create_topics([new], request_timeout=self._seconds).values()
             try:
                 future.result()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.brokers.kafka.confluent.admin import ConfluentAdmin
 from holdfast.brokers.kafka.confluent.member import ConfluentMember
 from holdfast.brokers.kafka.confluent.producer import MAX_MESSAGE, ConfluentProducer
+from holdfast.brokers.kafka.driver import TOPIC_LIMIT
 from holdfast.brokers.kafka.settings import refuse
 from holdfast.errors import ConfigurationError
 
@@ -38,6 +39,10 @@ class ConfluentDriver:
     def limit(self, native: Mapping[str, Any]) -> int:
         """Return the largest message's bytes."""
         return int(self._with({}, native).get("message.max.bytes", MAX_MESSAGE))
+
+    def larger(self, more: int) -> dict[str, Any]:
+        """Return the setting of a producer whose messages may have *more* bytes."""
+        return {"message.max.bytes": max(self.limit({}), TOPIC_LIMIT) + more}
 
     def compresses(self, native: Mapping[str, Any]) -> bool:
         """Whether producers compress; two names of one setting."""

@@ -71,13 +71,14 @@ class PureAdmin:
         parts = [part["partition_index"] for part in found["partitions"]]
         return sorted(parts) if parts and not found["error_code"] else None
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
         """Create *topic* unless it exists."""
+        wanted: dict[str, Any] = {"num_partitions": partitions}
+        if largest is not None:
+            wanted["configs"] = {_LARGEST: str(largest)}
         with translated(f"creating topic {topic!r}"):
             try:
-                self._client.create_topics(
-                    {topic: {"num_partitions": partitions}}, timeout_ms=self._milliseconds
-                )
+                self._client.create_topics({topic: wanted}, timeout_ms=self._milliseconds)
             except TopicAlreadyExistsError:
                 return
 

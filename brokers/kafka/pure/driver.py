@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 
+from holdfast.brokers.kafka.driver import TOPIC_LIMIT
 from holdfast.brokers.kafka.pure.admin import PureAdmin
 from holdfast.brokers.kafka.pure.member import PureMember
 from holdfast.brokers.kafka.pure.producer import MAX_REQUEST, PureProducer
@@ -44,6 +45,10 @@ class PureDriver:
     def limit(self, native: Mapping[str, Any]) -> int:
         """Return the largest message's bytes."""
         return int(self._for(KafkaProducer, native).get("max_request_size", MAX_REQUEST))
+
+    def larger(self, more: int) -> dict[str, Any]:
+        """Return the setting of a producer whose messages may have *more* bytes."""
+        return {"max_request_size": max(self.limit({}), TOPIC_LIMIT) + more}
 
     def compresses(self, native: Mapping[str, Any]) -> bool:
         """Whether producers compress."""
