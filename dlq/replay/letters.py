@@ -43,7 +43,7 @@ _CANDIDATE = tuple(
     for name in (
         "dlq_id", "topic", "consumer_group", "lane", "position", "message_key", "fingerprint",
         "service_version", "tenant", "replay_count", "replayable", "revision", "event_at", "seq",
-        "group_id", "handler",
+        "group_id", "handler", "retries",
     )
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ def candidate(row: Any) -> Candidate:
         fingerprint=row.fingerprint,
         version=row.service_version,
         tenant=row.tenant,
-        replay_count=row.replay_count,
+        replays=row.replay_count - row.retries,
         event_at=moment(row.event_at),
         seq=row.seq,
         failure_group=row.group_id,

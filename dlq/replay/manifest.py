@@ -31,7 +31,8 @@ class Candidate:
     fingerprint: str | None = None
     version: str | None = None
     tenant: str | None = None
-    replay_count: int = 0
+    replays: int = 0
+    """How often people had it replayed; automatic retries have a limit of their own."""
     event_at: datetime | None = None
     seq: int = 0
     """In which order the store received it: the order of a source that has none."""

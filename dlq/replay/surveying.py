@@ -73,9 +73,9 @@ def survey(
     ordered = in_source_order(candidate(row) for row in rows)
     cap, skipped = terms.policy.replay_cap, unfit(db, rows)
     parked = {
-        letter.dlq_id: f"replayed {letter.replay_count} times already"
+        letter.dlq_id: f"replayed {letter.replays} times already"
         for letter in ordered
-        if letter.replay_count >= cap
+        if letter.replays >= cap
     }
     fresh = _came_since(ordered, agreed)
     held: dict[str, str] = {}

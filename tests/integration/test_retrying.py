@@ -15,10 +15,11 @@ from sqlalchemy import select, update
 
 from holdfast.dlq import dead_letter
 from holdfast.dlq.audit import Warrant, entries
-from holdfast.dlq.replay import EndingKind, Plans, Policy, Terms
+from holdfast.dlq.replay import EndingKind, Plans, Policy, Selection, Terms
 from holdfast.dlq.replay.retrying import Retrying
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
+from holdfast.dlq.replay.surveying import survey
 from holdfast.dlq.schema import message
 from holdfast.errors import Transient
 from tests.consuming import Bench, running, until
@@ -63,6 +64,18 @@ def dead(bench: Bench, *orders: str) -> None:
         until(lambda: bench.lag == 0, "all are dead letters")
     with bench.engine.begin() as db:
         db.execute(update(message).values(due_at=1.0))
+
+
+def test_retries_have_a_limit_of_their_own(bench: Bench) -> None:
+    """The cap on replays is one on what people try: no retry that triage allows is parked by it."""
+    dead(bench, "a")
+    with bench.engine.begin() as db:
+        db.execute(update(message).values(retries=4, replay_count=4))
+        left = survey(db, Selection(due=True), Terms())
+        assert (len(left.letters), left.aside) == (1, [])
+        db.execute(update(message).values(retries=1, replay_count=4))
+        ((_, state, why),) = survey(db, Selection(due=True), Terms()).aside
+        assert (state.value, why) == ("parked", "replayed 3 times already")
 
 
 def retrying(bench: Bench, **more: Any) -> Retrying:
