@@ -18,8 +18,6 @@ from holdfast.layer import Call
 from holdfast.message import begin_handling, handling
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
     from holdfast.consumer.books import Books
     from holdfast.consumer.reporter import Reporter
     from holdfast.consumer.route import Route
@@ -99,7 +97,7 @@ class Single:
                 if books.run(lambda db: books.is_dead(db, work)):
                     raise _DeadAlready
                 raise KeyHeld(message.id, message.key_text, self._route.topic)
-            before_commit(call, lambda db: _settle(db, books, work))
+            before_commit(call, lambda db: books.confirm(db, work, duplicate=call.duplicate))
         return call
 
     def _given_back(self, work: Work, error: BaseException) -> Outcome:
@@ -124,10 +122,6 @@ class Single:
                 log.exception("message %s was handled, its replay does not hear of it",
                               work.message.id)  # fmt: skip
         return Outcome(Ending.DUPLICATE if call.duplicate else Ending.HANDLED)
-
-
-def _settle(db: Connection, books: Books, work: Work) -> None:
-    books.confirm(db, work)
 
 
 def _enter(work: Any) -> None:
