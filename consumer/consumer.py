@@ -23,6 +23,7 @@ from holdfast.consumer.route import Route, Routing
 from holdfast.consumer.settings import Settings
 from holdfast.consumer.single import Single
 from holdfast.consumer.tally import Tally
+from holdfast.consumer.vigil import Vigil
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, TopicHome
 from holdfast.errors import ConfigurationError
@@ -84,6 +85,8 @@ class Consumer:
             if self._books is None
             else QuarantineHome(self._books, StoreHome(self._books.engine, clock=clock))
         )
+        books = self._books
+        self._vigil = None if books is None else Vigil(books.ledger, self.owner, clock)
         self._routing = Routing(group, self.settings, engine, clock, self._home)
         if async_database is not None:
             self._routing.use(async_database)
@@ -121,7 +124,10 @@ class Consumer:
         if topic not in self._routes:
             known = ", ".join(sorted(self._routes)) or "none"
             raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
-        return Single(self._routes[topic], self._books, Reporter(self.broker))
+        return Single(
+            self._routes[topic], self._books, Reporter(self.broker), self._home, self._vigil,
+            owner=self.owner, settings=self.settings, tally=self.tally, metrics=self.metrics,
+        )  # fmt: skip
 
     @property
     def engine(self) -> Engine | None:
