@@ -9,7 +9,7 @@ from holdfast.circuit.registry import BREAKERS
 from holdfast.classification import Classify, recognise
 from holdfast.deadline import current_deadline
 from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
-from holdfast.layer import Call, Layer, Stage
+from holdfast.layer import Call, Layer, Refusal, Stage
 
 if TYPE_CHECKING:
     from holdfast.circuit.breaker import Breaker
@@ -67,15 +67,17 @@ class Circuit(Layer):
             breaker.succeeded(permit)
 
     def fail(self, call: Call, error: BaseException) -> None:
-        """Report a failure, if it is the dependency's."""
-        if not call.duplicate and self.blames(error):
+        """Report a failure, if it is the dependency's; an answer that is refused is an answer."""
+        if isinstance(error, Refusal):
+            self.breaker.succeeded(call.notes[self])
+        elif not call.duplicate and self.blames(error):
             self.breaker.failed(call.notes[self], error)
         else:
             self.breaker.give_back(call.notes[self])
 
     def blames(self, error: BaseException) -> bool:
         """Whether *error* counts against the dependency."""
-        if isinstance(error, CircuitOpen):
+        if isinstance(error, CircuitOpen | Refusal):
             return False
         if isinstance(error, asyncio.CancelledError):
             deadline = current_deadline()

@@ -96,8 +96,8 @@ class MemorySharedState:
 class Sharing:
     """Ties a breaker to what other processes say about its dependency.
 
-    What this breaker finds out is said at once. What others say is taken up by `refresh`,
-    which somebody calls every second or so, off the path of the calls: the calls never wait
+    What this breaker finds out is said by `refresh`, and what others say is taken up by it.
+    Somebody calls it every second or so, off the path of the calls: the calls never wait
     for the store. One process at a time probes. If nobody refreshes any more, the breaker
     probes by itself after twice its open time: it never stays open because of us.
     """
@@ -107,16 +107,21 @@ class Sharing:
         self._claimed = 0
         """The version of the word that gave the probe to us."""
         self._pauses = 0
+        self._unsaid: Changed | None = None
+        self._lock = threading.Lock()
         self.end = breaker.listen(self._heard)
 
     def refresh(self) -> None:
-        """Take up what others said, and claim the probe when it is time.
+        """Say what was found out, take up what others said, and claim the probe when it is time.
 
         A circuit held open by hand is left alone. To close it everywhere by hand, say so in
         the store: `shared.say_closed(name)`.
         """
+        self._say()
         breaker, state = self._breaker, self._breaker.state
         word = self._shared.read(breaker.name)
+        if self._unsaid is not None:
+            return  # the word is older than what was found out meanwhile
         match state:
             case _ if word is None:
                 return
@@ -147,15 +152,32 @@ class Sharing:
         return self._shared.claim_probe(self._breaker.name, policy.probe_seconds)
 
     def _heard(self, event: Event) -> None:
-        if not isinstance(event, Changed) or event.told:
+        """Keep the last word for the next `refresh`: whoever makes a call must not wait."""
+        if not isinstance(event, Changed) or event.told or isinstance(event.after, HalfOpen):
             return
-        match event.after:
-            case Open():
-                seconds = self._breaker.policy.open_seconds
-                self._shared.say_open(event.name, seconds)
-                self._hold(seconds)
-            case Closed():
+        self._keep(event)
+        if isinstance(event.after, Open):
+            self._hold(self._breaker.policy.open_seconds)
+
+    def _say(self) -> None:
+        with self._lock:
+            event, self._unsaid = self._unsaid, None
+        if event is None:
+            return
+        try:
+            if isinstance(event.after, Open):
+                self._shared.say_open(event.name, self._breaker.policy.open_seconds)
+            else:
                 self._shared.say_closed(event.name)
+        except BaseException:
+            self._keep(event)
+            raise
+
+    def _keep(self, event: Changed) -> None:
+        with self._lock:
+            known = self._unsaid
+            if known is None or known.after.generation < event.after.generation:
+                self._unsaid = event
 
     def _hold(self, seconds: float) -> None:
         """Stay open beyond the others' probe: whoever claims it goes first."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.consumer.batch_performer import BatchPerformer
 from holdfast.consumer.books import translated
+from holdfast.consumer.burial import bury
 from holdfast.consumer.chores import Chores
 from holdfast.consumer.circuits import shared
 from holdfast.consumer.clerk import Clerk
@@ -22,8 +24,7 @@ from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
 from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
-from holdfast.consumer.work import Work, current_work
-from holdfast.dlq import capture
+from holdfast.consumer.work import Work
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import replay_topic
 from holdfast.errors import BrokerDown, HoldfastError
@@ -79,7 +80,7 @@ class Assembly:
         )  # fmt: skip
         performer = Performer(
             self.lanes, books, judge, owner=owner, settings=settings, tally=tally,
-            metrics=metrics, bury=self._bury,
+            metrics=metrics, bury=partial(bury, clock=clock),
         )  # fmt: skip
         batch = (
             None if books is None else BatchPerformer(books, judge, clock=clock, metrics=metrics)
@@ -241,23 +242,6 @@ class Assembly:
         self._fatal = error
         self.runtime.stopping.set()
         self._wake()
-
-    def _bury(self, work: Work, error: BaseException) -> None:
-        """Dead-letter a message that no handler may see any more."""
-        letters = work.route.letters
-        assert letters.home is not None  # noqa: S101 - every route has one
-        letter = capture(
-            work.message, error, group=self._group, handler=work.route.name,
-            delivery=work.delivery if work.row is None else work.row.origin,
-            attempts=work.attempt + work.crashes, stage="crash", clock=self._clock,
-            origin=letters.origin,
-        )  # fmt: skip
-        token = current_work.set(work)
-        try:
-            letters.home.put(letter)
-        finally:
-            current_work.reset(token)
-        log.error("message %s is dead-lettered as %s: %s", work.message.id, letter.dlq_id, error)
 
     def _depart(self) -> None:
         """Say goodbye to the database: nobody is blamed for what was left."""

@@ -149,8 +149,9 @@ class BatchRun:
             messages=[work.message for work in works],
             wanted=[self._wanted[work] for work in works],
             lanes=[work.lane_key for work in works],
+            committing=self._committing,
         )
-        runner = self._plan.runner(self._committing)
+        runner = self._plan.runner
         found = (
             runner.run_whole(batch, self._handle_all)
             if self._plan.batches.whole
@@ -162,8 +163,11 @@ class BatchRun:
         work = self._works[id(message)]
         context = contextvars.copy_context()
         context.run(enter_context, work)
-        args = self._calls[work].args
-        self._call([work], context, Call(args, {}, message=message, attempt=work.attempt), session)
+        call = Call(
+            self._calls[work].args, {}, message=message, attempt=work.attempt,
+            identity=self._wanted[work].id,
+        )  # fmt: skip
+        self._call([work], context, call, session)
 
     def _handle_all(self, session: Any, messages: list[Message]) -> None:
         works = [self._works[id(message)] for message in messages]
@@ -196,13 +200,11 @@ class BatchRun:
             raise error
 
     def _committing(self, session: Any, batch: Batch, outcomes: list[Outcome]) -> None:
-        done = [
-            self._works[id(message)]
-            for message, outcome in zip(batch.messages, outcomes, strict=True)
-            if outcome.is_done
-        ]
-        if done:
-            self._books.confirm_all(session.connection(), done)
+        connection = session.connection()
+        for message, outcome in zip(batch.messages, outcomes, strict=True):
+            if outcome.is_done:
+                work = self._works[id(message)]
+                self._books.confirm(connection, work, duplicate=outcome.is_duplicate)
 
 
 async def _caught(

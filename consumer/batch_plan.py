@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.codec import payload_annotation
 from holdfast.consumer.injection import wanted_by, wants_async_session
 from holdfast.consumer.session import HandlerSession
-from holdfast.consumer.transaction import at_read_committed, outage_of
+from holdfast.consumer.transaction import for_handlers, outage_of
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import BatchRunner
 from holdfast.idempotency.layer import Idempotent
@@ -46,8 +46,12 @@ class BatchPlan:
         self.batches = batches
         self.payload = payload
         self.dedup = _dedup(plan)
+        apart = [layer.inside() for layer in plan.layers if layer.stage in _ONCE]
         self.inner = Plan(
-            [layer for layer in plan.layers if layer.stage not in _ONCE],
+            [
+                *(layer for layer in plan.layers if layer.stage not in _ONCE),
+                *(layer for layer in apart if layer is not None),
+            ],
             plan.function,
             clock=plan.clock,
         )
@@ -57,18 +61,10 @@ class BatchPlan:
             for layer in plan.layers
             if isinstance(layer, Retry) and layer.budget is not None
         ]
-        self._engine = at_read_committed(engine)
-        self._clock = plan.clock
-
-    def runner(self, committing: Callable[..., None]) -> BatchRunner:
-        """Return what runs one batch; *committing* may add to its transaction."""
-        return BatchRunner(
-            self._engine,
-            inbox=self.dedup.inbox,
-            session=_session,
-            clock=self._clock,
-            committing=committing,
+        self.runner = BatchRunner(
+            for_handlers(engine), inbox=self.dedup.inbox, session=_session, clock=plan.clock
         )
+        """What runs the batches; it learns from each whether duplicates are about."""
 
 
 def check_batched(batches: Batches, plan: Plan, engine: Engine | None) -> None:
@@ -141,7 +137,7 @@ def _session(engine: Engine) -> HandlerSession:
     """Begin a transaction, so that a database that is down shows before any work is done."""
     session = HandlerSession(engine)
     try:
-        session.connection()
+        session.begin_guarded()
     except BaseException as error:
         session.end(commit=False)
         raise outage_of(error, connecting=True) from error

@@ -165,14 +165,14 @@ class Books:
         if work.known:
             self.ledger.forget(work.route.consumer, [work.message.id], connection=db)
 
-    def confirm(self, db: Connection, work: Work) -> None:
-        """Note in the transaction of its effect that *work* was handled."""
+    def confirm(self, db: Connection, work: Work, *, duplicate: bool) -> None:
+        """Note in the transaction of its effect that *work* was handled, now or before."""
         self.settle(db, work)
         if work.message.is_replay:
             from holdfast.dlq.replay.outcomes import confirmed
 
             work.unsaid = not confirmed(db, work.message, clock=self._clock)
-        elif work.message.key is not None and not (work.call and work.call.duplicate):
+        elif work.message.key is not None and not duplicate:
             self._overtake(db, work)
 
     def look_ahead(self, db: Connection, works: Sequence[Work], burials: int) -> None:
@@ -215,11 +215,6 @@ class Books:
         if work.passes:
             origin = work.delivery if work.row is None else work.row.origin
             overtake(db, work.passes, work.message, origin, clock=self._clock)
-
-    def confirm_all(self, db: Connection, works: list[Work]) -> None:
-        """Note in the one transaction of their effects that *works* were handled."""
-        for work in works:
-            self.confirm(db, work)
 
     def bury(self, work: Work, letter: Any, put: Callable[[Any, Connection], None]) -> None:
         """Store *letter* and hold its key: both or neither."""

@@ -184,6 +184,8 @@ class Clerk:
                     continue
                 if work.row is None:
                     work.attempt = standing.failed + 1
+                if standing.failing_for is not None:
+                    work.failing_since = self._clock.monotonic() - standing.failing_for
                 work.known = True
                 work.crashes = standing.crashed
                 work.suspect = standing.is_suspect

@@ -23,6 +23,7 @@ from holdfast.consumer.route import Route, Routing
 from holdfast.consumer.settings import Settings
 from holdfast.consumer.single import Single
 from holdfast.consumer.tally import Tally
+from holdfast.consumer.vigil import Vigil
 from holdfast.database import open_database
 from holdfast.dlq import Origin, StoreHome, TopicHome
 from holdfast.dlq.origin import NOWHERE
@@ -86,6 +87,8 @@ class Consumer:
         self._clock = clock
         engine = None if database is None else open_database(database)
         self._books = None if engine is None else Books(engine, group, self.settings, clock)
+        books = self._books
+        self._vigil = None if books is None else Vigil(books.ledger, self.owner, clock)
         self._homes = Homes(self._own_home(triage), self._books, self.settings)
         said = Origin(service_version=version).over(origin).over(Origin(broker=self.broker.name))
         self._routing = Routing(group, self.settings, engine, clock, self._homes, said)
@@ -132,7 +135,10 @@ class Consumer:
         if topic not in self._routes:
             known = ", ".join(sorted(self._routes)) or "none"
             raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
-        return Single(self._routes[topic], self._books, Reporter(self.broker))
+        return Single(
+            self._routes[topic], self._books, Reporter(self.broker), self._vigil,
+            owner=self.owner, settings=self.settings, tally=self.tally, metrics=self.metrics,
+        )  # fmt: skip
 
     @property
     def engine(self) -> Engine | None:

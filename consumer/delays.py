@@ -43,7 +43,7 @@ class Delays:
         )
         self._lock = threading.Lock()  # threads do not share a sink
         self._sink: Sink | None = None
-        self._attempts: dict[str, int] = {}
+        self._attempts: dict[str, tuple[int, float | None]] = {}
         self.tiers: dict[str, str] = (
             {}
             if self._is_native
@@ -75,19 +75,21 @@ class Delays:
         tier = retry_topic(work.route.topic, self._group, tier_of(delay))
         if tier not in self.tiers:
             return None
-        due = self._clock.now().timestamp() + delay
-        self._publish(Ticket(due, work.attempt).stamped(work.message, tier))
+        now, since = self._clock.now().timestamp(), work.failing_since
+        if since is not None:
+            since = now - (self._clock.monotonic() - since)
+        self._publish(Ticket(now + delay, work.attempt, since).stamped(work.message, tier))
         return Settled()
 
-    def attempt_of(self, delivery: Delivery, message: Message) -> int:
-        """Return which attempt at *message* comes now, as far as this process or the broker knows.
+    def attempt_of(self, delivery: Delivery, message: Message) -> tuple[int, float | None]:
+        """Return which attempt at *message* comes, and its first failure, as far as is known.
 
         A broker that counts failures counts one for each long wait, and for a crash.
         """
         if not self._is_native:
-            return 1
+            return 1, None
         known = self._attempts.pop(message.id, None)
-        return (delivery.count or 1) if known is None else known
+        return (delivery.count or 1, None) if known is None else known
 
     def close(self) -> None:
         """Let go of the sink."""
@@ -102,7 +104,7 @@ class Delays:
     def _remember(self, work: Work) -> None:
         if len(self._attempts) >= _REMEMBERED:
             self._attempts.pop(next(iter(self._attempts)), None)
-        self._attempts[work.message.id] = work.attempt
+        self._attempts[work.message.id] = work.attempt, work.failing_since
 
     def _publish(self, message: Message) -> None:
         try:

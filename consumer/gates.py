@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from holdfast.circuit import Closed, HalfOpen, Open
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.circuit import Breaker
+    from holdfast.circuit.state import State
     from holdfast.clock import Clock
     from holdfast.consumer.route import Route
     from holdfast.consumer.work import Work
@@ -22,14 +23,15 @@ class Gates:
     """Asks the breakers of a handler whether one more message may be tried now.
 
     While a circuit is closed everybody passes. Open: nobody. Half-open: as many at a time
-    as there are permits left.
+    as there are permits left. Only those count that were let in to try the circuit this
+    time: a handler that hangs since before, or since an earlier try, keeps nobody out.
     """
 
     def __init__(self, routes: Iterable[Route], clock: Clock) -> None:
         self._clock = clock
         self._routes = list(routes)
-        self._inside: set[Work] = set()
-        self._counts: Counter[Breaker] = Counter()
+        self._trying: defaultdict[Breaker, dict[Work, tuple[int, float]]] = defaultdict(dict)
+        """Who tries a circuit that is not closed: in which of its generations, since when."""
         self._lock = threading.Lock()
 
     def listen(self, wake: Callable[[], None]) -> list[Callable[[], None]]:
@@ -39,22 +41,25 @@ class Gates:
 
     def enter(self, work: Work) -> bool:
         """Let *work* in if every circuit of its handler has room."""
-        breakers = work.route.breakers
-        if not breakers:
+        ailing = [one for one in work.route.breakers if not isinstance(one.state, Closed)]
+        if not ailing:
             return True
         with self._lock:
-            if not all(self._has_room(breaker) for breaker in breakers):
+            if not all(self._has_room(breaker) for breaker in ailing):
                 return False
-            self._inside.add(work)
-            self._counts.update(breakers)
+            now = self._clock.monotonic()
+            for breaker in ailing:
+                self._trying[breaker][work] = _coming(breaker.state, now), now
             return True
 
     def left(self, work: Work) -> None:
         """Note that *work* does not run any more."""
+        if not self._trying:
+            return
         with self._lock:
-            if work in self._inside:
-                self._inside.remove(work)
-                self._counts.subtract(work.route.breakers)
+            for breaker in work.route.breakers:
+                if breaker in self._trying:
+                    self._trying[breaker].pop(work, None)
 
     def has_room(self, work: Work) -> bool:
         """Whether *work* would be let in now."""
@@ -77,9 +82,10 @@ class Gates:
             return set()
         with self._lock:
             room = {breaker: self._permits(breaker) for breaker in ailing}
+            trying = {breaker: set(self._who_tries(breaker)) for breaker in ailing}
         for work in in_hand():
             for breaker in work.route.breakers:
-                if breaker in room:
+                if breaker in room and (not work.begun or work in trying[breaker]):
                     room[breaker] -= 1
         return {
             route for route in self._routes if any(room.get(one, 1) <= 0 for one in route.breakers)
@@ -99,16 +105,40 @@ class Gates:
     def _has_room(self, breaker: Breaker) -> bool:
         if isinstance(breaker.state, Closed):
             return True
-        return self._counts[breaker] < self._permits(breaker)
+        return len(self._who_tries(breaker)) < self._permits(breaker)
+
+    def _who_tries(self, breaker: Breaker) -> list[Work]:
+        """Return who is trying *breaker* now and may still report in time."""
+        now, state = self._clock.monotonic(), breaker.state
+        if isinstance(state, Closed):
+            return []
+        coming, longest = _coming(state, now), breaker.policy.probe_seconds
+        return [
+            work
+            for work, (generation, since) in self._trying[breaker].items()
+            if generation == coming and now - since < longest
+        ]
 
     def _permits(self, breaker: Breaker) -> int:
         """Return how many messages may try a circuit that is not closed."""
+        now = self._clock.monotonic()
         match breaker.state:
-            case Open(until=until) if until is None or self._clock.monotonic() < until:
+            case Open(until=until) if until is None or now < until:
                 return 0
-            case HalfOpen(probes=probes):
-                return breaker.policy.permits - probes.count(self._clock.monotonic()).calls
+            case HalfOpen(probes=probes) as state if not _is_overdue(state, now):
+                return breaker.policy.permits - probes.count(now).calls
         return breaker.policy.permits
+
+
+def _coming(state: State, now: float) -> int:
+    """Return the generation of *state* in which one that is let in now will make its call."""
+    is_old = isinstance(state, Open) or (isinstance(state, HalfOpen) and _is_overdue(state, now))
+    return state.generation + is_old
+
+
+def _is_overdue(state: HalfOpen, now: float) -> bool:
+    """Whether the missing probes count as failed: the next one who asks is told what follows."""
+    return state.permits <= 0 and now >= state.until
 
 
 def note_outcome(breaker: Breaker | None, *, dead: bool) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-from sqlalchemy.orm import Session
 
+from holdfast.codec import resolved
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import idempotency_key
 from holdfast.layer import Call, Layer, Stage
-from holdfast.message import Message
-from holdfast.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from holdfast.outbox import Outbox
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -24,12 +23,21 @@ class Attempt(msgspec.Struct, frozen=True):
 
     number: int
     idempotency_key: str
-    """The same for every attempt of this handler at this message: pass it to external APIs."""
+    """The same for every attempt of this handler at this message, or at the key that
+    `@idempotent(key=…)` makes of it: pass it to external APIs."""
     error: BaseException | None = None
     """Why the attempt before failed, if this process saw it."""
 
 
 _NAMES = ("session", "message", "attempt", "outbox")
+_KINDS = {
+    "Session": "session",
+    "AsyncSession": "session",
+    "Message": "message",
+    "Attempt": "attempt",
+    "Outbox": "outbox",
+}
+_HOMES = ("sqlalchemy", "holdfast")
 
 
 class Injection(Layer):
@@ -60,25 +68,33 @@ class Injection(Layer):
             case "outbox":
                 return self._outbox
             case _:
-                identity = "" if call.message is None else call.message.id
-                return Attempt(call.attempt, idempotency_key(call.consumer, identity), call.error)
+                return Attempt(call.attempt, _identity(call), call.error)
+
+
+def _identity(call: Call) -> str:
+    known = call.identity
+    if known is None:
+        known = "" if call.message is None else call.message.id
+    return idempotency_key(call.consumer, known)
 
 
 def wanted_by(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what the parameters of *function* after the first ask for: parameter → what."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-    except ValueError:  # some builtins have no signature
-        return {}
-    kinds = _kinds()
+    """Return what the parameters of *function* after the first ask for: parameter → what.
+
+    What is annotated goes by its class, the rest by its name. A parameter with a default that
+    is annotated as something else is the user's own.
+    """
     found: dict[str, str] = {}
-    for parameter in parameters:
+    for parameter in _parameters(function)[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        what = kinds.get(_bare_name(parameter.annotation), parameter.name)
+        annotation = resolved(function, parameter.annotation)
+        what = _kind(annotation)
+        if what is None and not (_is_foreign(annotation) and _has_default(parameter)):
+            what = parameter.name
         if what in _NAMES:
             found[parameter.name] = what
-        elif parameter.default is parameter.empty:
+        elif not _has_default(parameter):
             raise ConfigurationError(
                 f"{getattr(function, '__qualname__', function)}() asks for {parameter.name!r}, "
                 f"which nobody can give: after the payload use {', '.join(_NAMES)}, or a default"
@@ -88,28 +104,40 @@ def wanted_by(function: Callable[..., Any]) -> dict[str, str]:
 
 def wants_async_session(function: Callable[..., Any]) -> bool:
     """Whether *function* annotates its session as an `AsyncSession`."""
+    return any(
+        "AsyncSession" in _names(resolved(function, parameter.annotation))
+        for parameter in _parameters(function)
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return False
-    return any(_bare_name(p.annotation) == "AsyncSession" for p in parameters)
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins have no signature
+        return []
 
 
-def _kinds() -> dict[str, str]:
-    return {
-        Session.__name__: "session",
-        "AsyncSession": "session",
-        Message.__name__: "message",
-        Attempt.__name__: "attempt",
-        Outbox.__name__: "outbox",
-    }
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty
 
 
-def _bare_name(annotation: Any) -> str:
-    """Return the class name of *annotation*, which may be text, a class or `X | None`."""
+def _kind(annotation: Any) -> str | None:
+    return next((_KINDS[name] for name in _names(annotation) if name in _KINDS), None)
+
+
+def _names(annotation: Any) -> list[str]:
+    """Return the names of the classes, ours or SQLAlchemy's, that *annotation* stands for.
+
+    Text is a name that only type checkers can import.
+    """
     if isinstance(annotation, str):
-        return annotation.removesuffix("| None").strip().rpartition(".")[2]
-    arguments = [one for one in typing.get_args(annotation) if one is not type(None)]
-    if len(arguments) == 1 and typing.get_origin(annotation) is not None:
-        annotation = arguments[0]
-    return getattr(annotation, "__name__", "")
+        home, _, name = annotation.removesuffix("| None").strip().rpartition(".")
+        return [name] if not home or home.split(".")[0] in (*_HOMES, "orm") else []
+    if not isinstance(annotation, type):
+        return []
+    return [kind.__name__ for kind in annotation.__mro__ if kind.__module__.split(".")[0] in _HOMES]
+
+
+def _is_foreign(annotation: Any) -> bool:
+    """Whether *annotation* says that something else is meant, or nothing that is known."""
+    return annotation not in (inspect.Parameter.empty, None, Any, object)

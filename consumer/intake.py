@@ -65,7 +65,7 @@ class Intake:
         return works, skipped
 
     def _work(self, delivery: Delivery, source: Source) -> Work | None:
-        message, attempt, left = self._ticketed(delivery)
+        message, attempt, left, since = self._ticketed(delivery)
         if left > self._settings.patience and left <= (source.caps.delay or 0.0):
             source.release(delivery, blame=False, delay=left)  # the broker keeps it until then
             return None
@@ -86,20 +86,27 @@ class Intake:
             lane_key=self._lane_key(delivery, route, message),
             delivery=delivery,
             attempt=attempt,
+            failing_since=since,
             not_before=self._clock.monotonic() + left if left > 0 else 0.0,
         )
 
-    def _ticketed(self, delivery: Delivery) -> tuple[Message, int, float]:
-        """Return the message, which attempt comes, and the seconds until that is due."""
+    def _ticketed(self, delivery: Delivery) -> tuple[Message, int, float, float | None]:
+        """Return the message, which attempt comes, the seconds until then, and its first failure.
+
+        That is on the monotonic clock, None if it has not failed or nobody knows.
+        """
         message, delays = delivery.message, self._delays
         if delays is None:
-            return message, 1, 0.0
+            return message, 1, 0.0, None
         topic = delays.tiers.get(delivery.lane.topic)
         if topic is None:
-            return message, delays.attempt_of(delivery, message), 0.0
+            attempt, since = delays.attempt_of(delivery, message)
+            return message, attempt, 0.0, since
         ticket, message = Ticket.taken_from(message)
-        left = ticket.due - self._clock.now().timestamp()
-        return message.with_(topic=topic), ticket.attempt, left
+        now, since = self._clock.now().timestamp(), ticket.since
+        if since is not None:
+            since = self._clock.monotonic() - (now - since)
+        return message.with_(topic=topic), ticket.attempt, ticket.due - now, since
 
     def _correlated(self, message: Message) -> Message:
         """Start a correlation where there is none, and say so."""

@@ -12,7 +12,7 @@ from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, StaleDelivery
-from holdfast.layer import Later
+from holdfast.layer import Later, Refusal
 
 if TYPE_CHECKING:
     import contextvars
@@ -115,12 +115,14 @@ class Judge:
         call = work.call
         assert call is not None  # noqa: S101
         error, work.attempt = call.error, call.attempt
+        if work.failing_since is None:
+            work.failing_since = call.clock.monotonic()
         self._metrics.count(work.route.topic, "failed")
         if error is not None and work.route.outage.excuses(work, error):
             work.unproven += 1  # it may turn out to be an outage
         else:
             self._tally.add("failed")
-            self._blame(work, error or RuntimeError("the result was refused"))
+            self._blame(work, error or Refusal())
         verdict = self._put_off(work, later.delay, error)
         if verdict is None:
             work.later = later
@@ -183,6 +185,8 @@ class Judge:
     def down(self, work: Work, error: BaseException) -> Verdict:
         """Wait for what is down; no attempt is counted, also not those that led to this."""
         work.attempt = max(1, work.attempt - work.unproven)
+        if work.attempt == 1:
+            work.failing_since = None
         outages = work.outages + 1
         self._clean(work)
         work.outages = outages

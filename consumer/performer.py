@@ -119,11 +119,11 @@ class Performer:
         work.context.run(enter_context, work)
         work.call = call = Call(
             (), {}, message=work.message, consumer=work.route.consumer, attempt=work.attempt,
-            suspends=True,
+            suspends=True, failing_since=work.failing_since,
         )  # fmt: skip
         call.notes["delivery"] = work.delivery if work.row is None else work.row.origin
         if self._books is not None:
-            before_commit(call, lambda db: self._settle(db, work))
+            before_commit(call, lambda db: self._settle(db, work, call))
 
     def run(self, work: Work) -> tuple[Any, BaseException | None]:
         """Run a `def` handler: its first attempt, or the next after a wait."""
@@ -148,9 +148,9 @@ class Performer:
         except BaseException as error:  # noqa: BLE001
             return None, error
 
-    def _settle(self, db: Connection, work: Work) -> None:
+    def _settle(self, db: Connection, work: Work, call: Call) -> None:
         if self._books is not None:
-            self._books.confirm(db, work)
+            self._books.confirm(db, work, duplicate=call.duplicate)
 
 
 def enter_context(work: Work) -> None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 TIERS: Final = {"5s": 5.0, "1m": 60.0, "10m": 600.0, "1h": 3600.0}
 """The tiers by name, and the longest wait of each; the last one also takes what is longer."""
 
-_DUE, _ATTEMPT, _ID = _HEADERS = ("x-retry-due", "x-retry-attempt", "x-retry-id")
+_DUE, _ATTEMPT, _ID, _SINCE = _HEADERS = (
+    "x-retry-due",
+    "x-retry-attempt",
+    "x-retry-id",
+    "x-retry-since",
+)
 
 
 def retry_topic(topic: str, group: str, tier: str) -> str:
@@ -35,6 +40,8 @@ class Ticket:
     """When it is to be tried again, in POSIX seconds."""
     attempt: int
     """Which attempt that will be: the counter goes on where it stood."""
+    since: float | None = None
+    """When it failed first, in POSIX seconds: a deadline bounds all its waits together."""
 
     def stamped(self, message: Message, topic: str) -> Message:
         """Return *message* with this ticket, on its way to *topic*.
@@ -46,6 +53,7 @@ class Ticket:
             (_DUE, f"{self.due:.3f}".encode()),
             (_ATTEMPT, str(self.attempt).encode()),
             (_ID, message.id.encode()),
+            *([] if self.since is None else [(_SINCE, f"{self.since:.3f}".encode())]),
         ]
         headers = type(message.headers)([*_bare(message), *own])
         return message.with_(topic=topic, headers=headers, id=f"{message.id}~{self.attempt}")
@@ -55,7 +63,12 @@ class Ticket:
         """Return the ticket and *message* as it was; an unreadable one is due now."""
         found = dict(message.headers)
         try:
-            ticket = cls(float(found[_DUE] or b""), max(1, int(found[_ATTEMPT] or b"")))
+            since = found.get(_SINCE)
+            ticket = cls(
+                float(found[_DUE] or b""),
+                max(1, int(found[_ATTEMPT] or b"")),
+                None if since is None else float(since),
+            )
             own_id = (found[_ID] or b"").decode()
         except (KeyError, ValueError):
             ticket, own_id = cls(0.0, 1), ""

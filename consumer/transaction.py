@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.classification import classify
-from holdfast.consumer.session import HandlerSession
+from holdfast.consumer.session import AnyEngine, HandlerSession, guarded
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import note_begin, require_whole
 from holdfast.in_thread import to_the_end
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 COMMITTING = "holdfast.committing"
 """Key in `call.notes`: a list of functions of the connection, run before the commit."""
 
@@ -40,7 +39,7 @@ class Transaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = at_read_committed(engine)
+        self._engine = for_handlers(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -50,7 +49,7 @@ class Transaction(Layer):
         """Begin, so that a database that is down shows before any work is done."""
         session = HandlerSession(self._engine)
         try:
-            note_begin(session.connection(), outer=True)
+            note_begin(session.begin_guarded(), outer=True)
         except BaseException as error:
             session.end(commit=False)
             raise outage_of(error, connecting=True) from error
@@ -60,7 +59,7 @@ class Transaction(Layer):
         """Commit; only after this may the broker be told."""
         session, call.session = call.session, None
         try:
-            run_committing(call, session.connection())
+            run_committing(call, session.require_ours())
         except BaseException as error:
             session.end(commit=False)
             raise outage_of(error) from error
@@ -104,7 +103,7 @@ class AsyncTransaction(Layer):
     label: ClassVar[str] = "transaction"
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = at_read_committed(engine)
+        self._engine = for_handlers(engine)
 
     def describe(self) -> str:
         """Say which database."""
@@ -120,7 +119,7 @@ class AsyncTransaction(Layer):
 
         session = AsyncSession(self._engine, sync_session_class=HandlerSession)
         try:
-            await session.run_sync(lambda sync: note_begin(sync.connection(), outer=True))
+            await session.run_sync(_begin)
         except BaseException as error:
             await _end(session, commit=False)
             raise outage_of(error, connecting=True) from error
@@ -130,7 +129,7 @@ class AsyncTransaction(Layer):
         """Commit."""
         session, call.session = call.session, None
         try:
-            await session.run_sync(lambda sync: run_committing(call, sync.connection()))
+            await session.run_sync(lambda sync: run_committing(call, sync.require_ours()))
         except BaseException as error:
             await _end(session, commit=False)
             raise outage_of(error) from error
@@ -148,11 +147,11 @@ class AsyncTransaction(Layer):
             raise translated from error
 
 
-def at_read_committed(engine: AnyEngine) -> AnyEngine:
-    """Return *engine* at the level where a rival's commit is seen as a duplicate, not an error."""
-    if engine.dialect.name == "sqlite":
-        return engine  # one writer at a time
-    return engine.execution_options(isolation_level="READ COMMITTED")
+def for_handlers(engine: AnyEngine) -> AnyEngine:
+    """Return *engine* for handlers, at the level where a rival's commit is no error."""
+    if engine.dialect.name != "sqlite":  # which has one writer at a time
+        engine = engine.execution_options(isolation_level="READ COMMITTED")
+    return guarded(engine)
 
 
 def before_commit(call: Call, action: Callable[[Connection], None]) -> None:
@@ -192,6 +191,10 @@ def outage_of(error: BaseException, *, connecting: bool = False) -> BaseExceptio
     if is_outage(error, connecting=connecting):
         return DatabaseDown(f"the consumer's database does not answer: {error.__class__.__name__}")
     return error
+
+
+def _begin(session: Any) -> None:
+    note_begin(session.begin_guarded(), outer=True)
 
 
 async def _end(session: Any, *, commit: bool) -> None:

@@ -35,6 +35,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     admitted: bool = False
     """Whether the database was asked about it."""
     attempt: int = 1
+    failing_since: float | None = None
+    """When it failed first, by the monotonic clock; None: not yet."""
     unproven: int = 0
     """Attempts that may turn out to be a dependency's outage; they are not in the ledger."""
     known: bool = False

@@ -94,6 +94,9 @@ def failure(error: Exception, payload: bytes = b"") -> DecodeFailed:
     return DecodeFailed(reason, path.replace("`", "") or ("end" if "truncated" in reason else "$"))
 
 
+_UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
+
+
 def payload_annotation(function: Callable[..., object]) -> Any:
     """Return the annotation of the first positional parameter of *function*, None if bare."""
     try:
@@ -104,19 +107,41 @@ def payload_annotation(function: Callable[..., object]) -> Any:
         return None
     if first.annotation is first.empty:
         return None
-    plain = _plain_function(function)
-    # Only this annotation: those of other parameters may be importable by type checkers only.
-    holder = types.SimpleNamespace(__annotations__={"payload": first.annotation})
     try:
-        return typing.get_type_hints(
-            holder, getattr(plain, "__globals__", {}), dict(_enclosed(plain)), include_extras=True
-        )["payload"]
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        return _evaluated(function, first.annotation)
+    except _UNRESOLVED as error:
+        plain = _plain_function(function)
         raise ConfigurationError(
             f"annotation {first.annotation!r} of {first.name!r} in "
             f"{getattr(plain, '__qualname__', plain)} cannot be resolved ({error}): define or "
             "import the class at module level, outside TYPE_CHECKING"
         ) from error
+
+
+def resolved(function: Callable[..., object], annotation: Any) -> Any:
+    """Return the class behind an *annotation* of *function*, None of `X | None` left over.
+
+    What only type checkers can import stays the text that it is.
+    """
+    try:
+        found = _evaluated(function, annotation)
+    except _UNRESOLVED:
+        return annotation
+    if typing.get_origin(found) is typing.Annotated:
+        found = typing.get_args(found)[0]
+    if typing.get_origin(found) in (typing.Union, types.UnionType):
+        rest = [one for one in typing.get_args(found) if one is not type(None)]
+        found = rest[0] if len(rest) == 1 else found
+    return found
+
+
+def _evaluated(function: Callable[..., object], annotation: Any) -> Any:
+    """Return *annotation* alone: those of other parameters may be for type checkers only."""
+    plain = _plain_function(function)
+    holder = types.SimpleNamespace(__annotations__={"only": annotation})
+    return typing.get_type_hints(
+        holder, getattr(plain, "__globals__", {}), dict(_enclosed(plain)), include_extras=True
+    )["only"]
 
 
 def _hook(value: object) -> object:

@@ -34,6 +34,7 @@ class Stage(IntEnum):
     DEDUP = 110
     INJECT = 120
     RETURN = 130
+    RESULT = 140
 
 
 REPEATABLE = frozenset({Stage.ATTEMPT, Stage.BREAKER})
@@ -58,12 +59,16 @@ class Call(msgspec.Struct):
     message: Message | None = None
     consumer: str = ""
     """Who handles it: the group and the handler, the scope of its dedup memory."""
+    identity: str | None = None
+    """What dedup knows the effect by: a key of the user's, or the message's id."""
     session: Any = None
     """The database session of this attempt, inside its transaction."""
     duplicate: bool = False
     """Whether the effect was found to be there already."""
     attempt: int = 1
     """Which attempt this is, from 1, over every kind of retry."""
+    failing_since: float | None = None
+    """When an earlier run of this message failed first, on the monotonic clock."""
     notes: dict[object, Any] = {}
     """What a layer keeps for this run, under itself as the key."""
     result: Any = None
@@ -98,6 +103,13 @@ class Later:
     depth: int
 
 
+class Refusal(Exception):
+    """The result of an attempt is refused, so that what the attempt did is taken back."""
+
+    def __init__(self) -> None:
+        super().__init__("the result was refused")
+
+
 class Layer:
     """Base of every layer; override the hooks that are needed, the others cost nothing.
 
@@ -119,6 +131,9 @@ class Layer:
     def describe(self) -> str:
         """Return one line for `explain()`."""
         return ""
+
+    def inside(self) -> Layer | None:
+        """Return what this layer asks right beside the function, inside all others."""
 
     def enter(self, call: Call) -> Done | None:
         """Before what is inside; `Done` ends the run without it, though `leave` still runs."""

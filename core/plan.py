@@ -31,7 +31,9 @@ class Plan(Runner):
         check_order(layers, self.name)
         self.layers = tuple(layers)
         self.is_async = _is_async(function)
-        super().__init__(self.layers, function, is_async=self.is_async, clock=clock)
+        inside = [layer.inside() for layer in self.layers]
+        hooked = (*self.layers, *(layer for layer in inside if layer is not None))
+        super().__init__(hooked, function, is_async=self.is_async, clock=clock)
 
     def explain(self) -> str:
         """Return the plan as text, outermost first."""

@@ -62,7 +62,7 @@ def transact(
         try:
             with engine.begin() as db:
                 if engine.dialect.name == "sqlite":
-                    _take_turns(db)
+                    take_turns(db)
                 return work(db)
         except DBAPIError as error:
             delay = backoff.delay(attempt) if is_deadlock(error) else None
@@ -71,7 +71,7 @@ def transact(
         clock.sleep(delay)
 
 
-def _take_turns(db: Connection) -> None:
+def take_turns(db: Connection) -> None:
     """Take SQLite's write lock now: an engine of the caller's own may begin without it."""
     raw: Any = db.connection.driver_connection
     if getattr(raw, "in_transaction", None) is False:

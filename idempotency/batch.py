@@ -45,8 +45,7 @@ class BatchRunner:
     but what it wrote counts once. Deadlocks begin again by themselves; errors of the
     connection go out, and then nothing is done and nobody is to blame.
 
-    *committing*, given the session, the batch and the outcomes, may add to the transaction
-    just before it commits.
+    Keep one for all batches of a handler: it remembers whether duplicates are to be expected.
     """
 
     def __init__(
@@ -56,10 +55,8 @@ class BatchRunner:
         inbox: Inbox | None = None,
         session: Callable[[Engine], Any] = Session,
         clock: Clock = SYSTEM_CLOCK,
-        committing: Callable[[Any, Batch, list[Outcome]], None] | None = None,
     ) -> None:
         self._engine = engine
-        self._committing = committing
         self._inbox = Inbox() if inbox is None else inbox
         self._session = session
         self._clock = clock
@@ -92,13 +89,7 @@ class BatchRunner:
         if self._doubts:
             self._doubts -= 1
         session = self._session(self._engine)
-        return BatchWork(
-            session,
-            self._inbox,
-            batch,
-            hopeful=self._doubts == 0,
-            committing=self._committing,
-        )
+        return BatchWork(session, self._inbox, batch, hopeful=self._doubts == 0)
 
     def _each(self, batch: Batch, handle: Each) -> list[Outcome]:
         try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from holdfast.message import Message
 
+    Committing = Callable[[Any, "Batch", list["Outcome"]], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -32,6 +34,9 @@ class Batch:
     lanes: Sequence[Hashable] | None = None
     """What each keeps its order in, e.g. its key: once one fails, the later ones of its lane
     are left out. Without lanes, none waits for another."""
+    committing: Committing | None = None
+    """Given the session, the batch and the outcomes, it may add to the transaction just
+    before it commits."""
 
     def only(self, places: Sequence[int]) -> Batch:
         """Return a batch of the messages at *places*."""
@@ -40,6 +45,7 @@ class Batch:
             messages=[self.messages[place] for place in places],
             wanted=None if self.wanted is None else [self.wanted[place] for place in places],
             lanes=None if self.lanes is None else [self.lanes[place] for place in places],
+            committing=self.committing,
         )
 
 
@@ -89,10 +95,8 @@ class BatchWork:
         batch: Batch,
         *,
         hopeful: bool,
-        committing: Callable[[Any, Batch, list[Outcome]], None] | None = None,
     ) -> None:
         self.batch = batch
-        self._committing = committing
         self._stuck: set[Hashable] = set()
         self.session = session
         self._inbox = inbox
@@ -164,15 +168,22 @@ class BatchWork:
         require_whole(self.session)
         unclaim(self.session, self.batch.consumer, self._failed)
         outcomes = [self._outcome(place) for place in range(len(self._outcomes))]
-        if self._committing is not None:
-            self._committing(self.session, self.batch, outcomes)
+        if self.batch.committing is not None:
+            self.batch.committing(self.session, self.batch, outcomes)
         try:
-            Session.commit(self.session)
+            self._commit()
         except DBAPIError as error:
             if ends(error):
                 raise
             raise Uncommitted(error) from error
         return outcomes
+
+    def _commit(self) -> None:
+        end = getattr(self.session, "end", None)  # a session of handlers, who may not commit it
+        if end is None:
+            Session.commit(self.session)
+        else:
+            end(commit=True)
 
     def _stick(self, place: int) -> None:
         if self.batch.lanes is not None:

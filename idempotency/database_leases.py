@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -13,8 +14,12 @@ from holdfast.sql import statements
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
+
+    from holdfast.idempotency.window import Duration
 
 
 class DatabaseLeases:
@@ -32,6 +37,17 @@ class DatabaseLeases:
         self._inbox = Inbox() if inbox is None else inbox
         self._clock = clock
         self._sql = statements("holdfast.idempotency", engine.dialect.name)
+
+    @property
+    def window(self) -> float | None:
+        """How long a handled message is remembered, in seconds; None for ever."""
+        return self._inbox.window
+
+    def with_window(self, window: Duration | None) -> Self:
+        """Return the same store that remembers handled messages for *window*."""
+        other = copy.copy(self)
+        other._inbox = Inbox(window=window)
+        return other
 
     def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
         """Take the message unless it is handled or another's lease lasts."""

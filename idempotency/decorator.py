@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, overload
 
 from holdfast.errors import ConfigurationError
@@ -26,7 +27,7 @@ def idempotent(function: Callable[..., Any], /) -> Handler: ...
 @overload
 def idempotent(
     *,
-    window: Duration | None = ...,
+    window: Duration | EllipsisType | None = ...,
     key: Callable[..., Any] | None = ...,
     keep_result: bool = ...,
     lease: Duration | None = ...,
@@ -38,7 +39,7 @@ def idempotent(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    window: Duration | None = DEFAULT_WINDOW,
+    window: Duration | EllipsisType | None = ...,
     key: Callable[..., Any] | None = None,
     keep_result: bool = False,
     lease: Duration | None = None,
@@ -46,7 +47,8 @@ def idempotent(
 ) -> Handler | Layer:
     """Handle each message once: dedup row and the handler's writes commit together.
 
-    *window* is how long a handled message is remembered. *key* makes the identity from the
+    *window* is how long a handled message is remembered: 30 days, or what *store* is set to,
+    unless told otherwise; None is for ever. *key* makes the identity from the
     payload, or from payload and message, instead of the message's id; then the content is
     not compared. With *keep_result*, a duplicate returns what the first run returned.
 
@@ -62,7 +64,9 @@ def idempotent(
         raise ConfigurationError(
             f"@idempotent(key={key!r}): pass a function of the payload, e.g. lambda o: o.id"
         )
-    inbox = Inbox(window=window)
+    inbox = Inbox(window=DEFAULT_WINDOW if isinstance(window, EllipsisType) else window)
+    if store is not None and not isinstance(window, EllipsisType):
+        store = _remembering(store, window)
     layer: Layer
     if lease is None and store is None:
         layer = Idempotent(inbox, key=key, keep_result=keep_result)
@@ -76,3 +80,14 @@ def idempotent(
         )
         layer = Leased(settings)
     return layer if function is None else layer(function)
+
+
+def _remembering(store: LeaseStore, window: Duration | None) -> LeaseStore:
+    """Return *store* with the *window* of one handler."""
+    if not hasattr(store, "with_window"):
+        raise ConfigurationError(
+            f"@idempotent(window={window!r}, store={type(store).__name__}): this store decides by "
+            "itself how long it remembers; leave out window, or give it with_window(window)"
+        )
+    other: LeaseStore = store.with_window(window)
+    return other

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from holdfast.idempotency.aborted import asks_to_be_whole, require_whole
-from holdfast.idempotency.claim import Wanted, keep_result
+from holdfast.idempotency.claim import Claim, Wanted, keep_result
+from holdfast.idempotency.part import Part
 from holdfast.idempotency.results import Results
 from holdfast.idempotency.subject import Subject
 from holdfast.idempotency.window import as_text
@@ -19,10 +23,20 @@ if TYPE_CHECKING:
     from holdfast.idempotency.inbox import Inbox
 
 
+class _Claimed(msgspec.Struct):
+    """What one attempt claimed, and the part of the caller's transaction that it runs in."""
+
+    wanted: Wanted
+    part: Part | None
+
+
 class Idempotent(Layer):
     """Claims the message in the handler's transaction, or ends the run as a duplicate.
 
     The claim, the handler's writes and the events it stages commit together or not at all.
+    In a transaction of the caller's own, which goes on after a failed attempt, they are
+    rolled back to where the attempt began: it may be tried again, or dead-lettered, and
+    what the caller commits then holds nothing of it.
     """
 
     stage: ClassVar[Stage] = Stage.DEDUP
@@ -68,13 +82,23 @@ class Idempotent(Layer):
         if not call.duplicate:
             self._store(call, self._about.session(call))
 
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Take the claim back, together with what the handler wrote."""
+        claimed: _Claimed | None = call.notes.pop(self, None)
+        if claimed is not None and claimed.part is not None:
+            claimed.part.undo()
+
     async def enter_async(self, call: Call) -> Done | None:
         """Claim without blocking the event loop."""
         session = self._about.session(call)
         if hasattr(session, "run_sync"):
             answer: Done | None = await session.run_sync(lambda sync: self._enter(call, sync))
             return answer
-        return await to_the_end(self._enter, call, session)
+        try:
+            return await to_the_end(self._enter, call, session)
+        except asyncio.CancelledError as error:
+            await to_the_end(self.fail, call, error)  # the thread may have claimed it
+            raise
 
     async def leave_async(self, call: Call) -> None:
         """Do the same without blocking the event loop."""
@@ -83,10 +107,20 @@ class Idempotent(Layer):
         session = self._about.session(call)
         if hasattr(session, "run_sync"):
             await session.run_sync(lambda sync: self._store(call, sync))
-        elif self._keeps or asks_to_be_whole(session):
+        elif call.session is None or self._keeps or asks_to_be_whole(session):
             await to_the_end(self._store, call, session)
         else:
             self._store(call, session)  # asks nothing of the database
+
+    async def fail_async(self, call: Call, error: BaseException) -> None:
+        """Take the claim back without blocking the event loop."""
+        if call.session is not None or self not in call.notes:
+            return
+        session = self._about.session(call)
+        if hasattr(session, "run_sync"):
+            await session.run_sync(lambda _: self.fail(call, error))
+        else:
+            await to_the_end(self.fail, call, error)
 
     @property
     def _about(self) -> Subject:
@@ -96,18 +130,38 @@ class Idempotent(Layer):
 
     def _enter(self, call: Call, session: Any) -> Done | None:
         wanted = self._about.wanted(call)
-        claim = self.inbox.claim_all(session, self._about.consumer(call), [wanted])[0]
-        if claim.conflict is not None:
-            raise claim.conflict
+        call.identity = wanted.id
+        # A transaction of our own is rolled back as a whole.
+        part = Part(session) if call.session is None else None
+        try:
+            claim = self._claim(call, session, wanted)
+        except BaseException:
+            if part is not None:
+                part.undo()
+            raise
         if claim.is_new:
-            call.notes[self] = wanted
+            call.notes[self] = _Claimed(wanted, part)
             return None
+        if part is not None:
+            part.keep()
         call.duplicate = True
         return Done(None if self._results is None else self._results.decode(claim.result))
 
+    def _claim(self, call: Call, session: Any, wanted: Wanted) -> Claim:
+        claim = self.inbox.claim_all(session, self._about.consumer(call), [wanted])[0]
+        if claim.conflict is not None:
+            raise claim.conflict
+        return claim
+
     def _store(self, call: Call, session: Any) -> None:
-        require_whole(session)
-        wanted: Wanted = call.notes[self]
-        if self._results is not None:
-            stored = self._results.encode(call.result)
-            keep_result(session, self._about.consumer(call), wanted.key, stored)
+        claimed: _Claimed = call.notes[self]
+        try:
+            require_whole(session)
+            if self._results is not None:
+                stored = self._results.encode(call.result)
+                keep_result(session, self._about.consumer(call), claimed.wanted.key, stored)
+            if claimed.part is not None:
+                claimed.part.keep()
+        except BaseException as error:
+            self.fail(call, error)
+            raise

@@ -15,6 +15,7 @@ from holdfast.idempotency.lease import Handled, Heartbeat, Lease, LeaseStore
 from holdfast.idempotency.results import Results
 from holdfast.idempotency.subject import Subject
 from holdfast.idempotency.window import as_text
+from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.plan import Handler, wrap
 
@@ -83,8 +84,11 @@ class Leased(Layer):
         return bound
 
     def describe(self) -> str:
-        """Say how long a lease lasts."""
-        return f"one worker at a time, leased for {as_text(self.settings.seconds)}"
+        """Say how long a lease lasts, and how long a handled message is remembered."""
+        window = getattr(self._store, "window", self.settings.inbox.window)
+        kept = "for ever" if window is None else f"for {as_text(window)}"
+        lasts = as_text(self.settings.seconds)
+        return f"one worker at a time, leased for {lasts}, remembered {kept}"
 
     def enter(self, call: Call) -> Done | None:
         """Take the lease, or end the run if the message was handled before."""
@@ -96,6 +100,7 @@ class Leased(Layer):
                 "call it before the session has begun"
             )
         wanted = subject.wanted(call)
+        call.identity = wanted.id
         taken = store.take(subject.consumer(call), wanted, self.settings.seconds)
         if isinstance(taken, Handled):
             call.duplicate = True
@@ -138,16 +143,20 @@ class Leased(Layer):
             log.warning("lease on %s was not given back: %r", held.lease.wanted.id, other)
 
     async def enter_async(self, call: Call) -> Done | None:
-        """Take the lease without blocking the event loop."""
-        return await asyncio.to_thread(self.enter, call)
+        """Take the lease in a thread; one that is cancelled meanwhile keeps no lease."""
+        try:
+            return await to_the_end(self.enter, call)
+        except asyncio.CancelledError as error:
+            await to_the_end(self.fail, call, error)
+            raise
 
     async def leave_async(self, call: Call) -> None:
         """End the lease in a thread, to the end even if the task is cancelled meanwhile."""
-        await asyncio.shield(asyncio.to_thread(self.leave, call))
+        await to_the_end(self.leave, call)
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Give the lease back in a thread."""
-        await asyncio.shield(asyncio.to_thread(self.fail, call, error))
+        await to_the_end(self.fail, call, error)
 
     def _join(self, call: Call, held: _Held, store: DatabaseLeases, connection: Any) -> None:
         if call.notes.get(self) is held and not held.is_complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
@@ -16,6 +17,7 @@ from holdfast.urls import mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
 _TAKE = """
 local known = redis.call('HMGET', KEYS[1], 'done', 'until', 'token', 'digest', 'result', 'nonce')
@@ -75,8 +77,7 @@ class RedisInbox:
         prefix: str = "holdfast:inbox",
         **native: Any,
     ) -> None:
-        self.window = None if window is None else in_seconds(window, of="window")
-        self._kept = "" if self.window is None else str(max(1, int(self.window * 1000)))
+        self._remember(window)
         self._prefix = prefix
         self._name = mask(url)
         redis = driver("redis", extra="redis")
@@ -91,6 +92,16 @@ class RedisInbox:
         self._take, self._renew, self._complete, self._free = (
             self._client.register_script(text) for text in (_TAKE, _RENEW, _COMPLETE, _FREE)
         )
+
+    def with_window(self, window: Duration | None) -> Self:
+        """Return the same store that remembers handled messages for *window*."""
+        other = copy.copy(self)
+        other._remember(window)
+        return other
+
+    def _remember(self, window: Duration | None) -> None:
+        self.window = None if window is None else in_seconds(window, of="window")
+        self._kept = "" if self.window is None else str(max(1, int(self.window * 1000)))
 
     def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
         """Take the message unless it is handled or another's lease lasts."""

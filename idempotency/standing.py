@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ class Standing:
     first_failed_at: datetime | None = None
     last_failed_at: datetime | None = None
     last_error: str | None = None
+    failing_for: float | None = field(default=None, compare=False)
+    """Seconds since the first failure when it was asked, by the database's clock."""
 
     @property
     def is_suspect(self) -> bool:
@@ -82,6 +84,7 @@ def merged(standing: Standing, row: Any) -> Standing:
         first_failed_at=_moment(row.first_failed_at),
         last_failed_at=_moment(row.last_failed_at),
         last_error=row.last_error,
+        failing_for=None if row.failing_for is None else max(0.0, float(row.failing_for)),
     )
 
 

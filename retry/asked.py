@@ -32,7 +32,10 @@ def asked_wait(error: BaseException, now: Callable[[], datetime]) -> float | Non
     as requests, httpx, aiohttp, urllib and botocore keep it, in seconds or as a date.
     """
     asked = getattr(error, "retry_after", None)
-    return _seconds(_header(error) if asked is None else asked, now)
+    try:
+        return _seconds(_header(error) if asked is None else asked, now)
+    except (ArithmeticError, ValueError):  # a number or date beyond all bounds
+        return None
 
 
 def _header(error: Any) -> object:
@@ -63,17 +66,10 @@ def _seconds(asked: object, now: Callable[[], datetime]) -> float | None:
             try:
                 seconds = float(asked)
             except ValueError:
-                return _seconds(_date(asked), now)
+                return _seconds(parsedate_to_datetime(asked), now)
         case _:
             return None
     return seconds if 0 < seconds < math.inf else None
-
-
-def _date(text: str) -> datetime | None:
-    try:
-        return parsedate_to_datetime(text)
-    except ValueError:
-        return None
 
 
 def _until(moment: datetime, now: datetime) -> float:

@@ -12,7 +12,7 @@ from holdfast.backoff import Backoff
 from holdfast.classification import Classify, declared, recognise
 from holdfast.deadline import Deadline, begin, current_deadline, end, within
 from holdfast.errors import ConfigurationError, Remedy, ResultRejected
-from holdfast.layer import Again, Call, Layer, Stage
+from holdfast.layer import Again, Call, Layer, Refusal, Stage
 from holdfast.retry import strategies
 from holdfast.retry.asked import AskedToWait, asked_wait
 from holdfast.retry.budget import Budget, BudgetSpent
@@ -52,6 +52,10 @@ class Progress(msgspec.Struct):
     deadline: Deadline | None = None
     token: Token[Deadline | None] | None = None
     state: Any = None
+    is_last: bool = False
+    """Whether the time for all attempts was over before this one."""
+    refusal: Refusal | None = None
+    """Why the last attempt counts for nothing, if it returned."""
 
 
 class Retry(Layer):
@@ -117,7 +121,7 @@ class Retry(Layer):
         """Leave out the hooks that these settings do not need."""
         if name == "enter" and not self._times and self.budget is None:
             return None
-        if name == "leave" and not self._asks_condition and self.deadline is None:
+        if name == "leave" and self.deadline is None:
             return None
         return super().hook(name, is_async=is_async)
 
@@ -128,18 +132,13 @@ class Retry(Layer):
         if self._times:
             self._begin(call)
 
-    def leave(self, call: Call) -> Again | None:
-        """Accept the result, unless a condition refuses it."""
-        progress: Progress = call.notes[self]
-        again = None
-        refused = self._asks_condition and not call.duplicate and self._refuses(call, progress)
-        if refused:
-            again = self._schedule(call, progress, None)
-        if again is None:
-            _finish(progress)
-            if refused:
-                raise ResultRejected(call.result, call.attempt)
-        return again
+    def inside(self) -> Layer | None:
+        """Ask a condition on the result before anything commits what led to it."""
+        return Accepting(self) if self._asks_condition else None
+
+    def leave(self, call: Call) -> None:
+        """End the time of the call."""
+        _finish(call.notes[self])
 
     def fail(self, call: Call, error: BaseException) -> Again | None:
         """Decide whether the failed attempt is followed by another."""
@@ -147,7 +146,13 @@ class Retry(Layer):
         if progress is None:
             progress = self._begin(call)
         again = None
-        if isinstance(error, Exception):
+        if isinstance(error, Refusal) and error is progress.refusal:
+            progress.refusal = None
+            again = self._schedule(call, progress, None)
+            if again is None:
+                _finish(progress)
+                raise ResultRejected(call.result, call.attempt) from None
+        elif isinstance(error, Exception):
             if self._keeps_state:
                 strategies.note_outcome(progress.state, call, value=error, has_exception=True)
             if self._is_wanted(call, progress, error):
@@ -161,15 +166,25 @@ class Retry(Layer):
         if self._keeps_state:
             progress.state = strategies.new_state(call)
         if self.deadline is not None:
-            progress.deadline = within(self.deadline, call.clock)
+            left = self.deadline - _failing_for(call)
+            progress.is_last = left <= 0
+            # One that was taken up too late gets a whole attempt still, its last.
+            seconds = self.deadline if progress.is_last else left
+            progress.deadline = within(seconds, call.clock)
             progress.token = begin(progress.deadline)
         return progress
 
-    def _refuses(self, call: Call, progress: Progress) -> bool:
-        state = strategies.note_outcome(
-            progress.state, call, value=call.result, has_exception=False
-        )
-        return self._on is not None and bool(self._on(state))
+    def refuses(self, call: Call) -> Refusal | None:
+        """Return why the result of *call* is not accepted, None if it is."""
+        progress: Progress | None = call.notes.get(self)
+        state = strategies.new_state(call) if progress is None else progress.state
+        strategies.note_outcome(state, call, value=call.result, has_exception=False)
+        if self._on is None or not self._on(state):
+            return None
+        refusal = Refusal()
+        if progress is not None:
+            progress.refusal = refusal
+        return refusal
 
     def _is_wanted(self, call: Call, progress: Progress, error: Exception) -> bool:
         if self._on is not None:
@@ -194,7 +209,7 @@ class Retry(Layer):
             return None
         deadline = progress.deadline or current_deadline()
         left = None if deadline is None else deadline.remaining()
-        delay = self._at_least_asked(own, error, left, call)
+        delay = None if progress.is_last else self._at_least_asked(own, error, left, call)
         if delay is None or (left is not None and delay >= left):
             log.warning("no time is left to retry%s: %r", _whose(call), error)
             return None
@@ -236,6 +251,22 @@ class Retry(Layer):
         return max(own, asked + self._randomness.uniform(0, spread))
 
 
+class Accepting(Layer):
+    """Asks the condition of a retry while the transaction, claim or lease can still be undone."""
+
+    stage: ClassVar[Stage] = Stage.RESULT
+    label: ClassVar[str] = "accept"
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+
+    def leave(self, call: Call) -> None:
+        """Fail the attempt whose result is refused."""
+        refusal = self._retry.refuses(call)
+        if refusal is not None:
+            raise refusal
+
+
 def retry(
     policy: Policy | strategies.Strategy | None = None,
     *,
@@ -250,7 +281,8 @@ def retry(
     *policy* is a `Backoff`, a tenacity `wait_*`, or an object with `delay`; *stop* a tenacity
     `stop_*`. *on* narrows what is retried to error types, a predicate or a tenacity `retry_*`;
     *classify* replaces the judgement of errors. *deadline* bounds all attempts and waits
-    together, in seconds; the time of one attempt is bounded by `@timeout`. *budget* is a
+    together, in seconds; those of a message count from its first failure, also when it waits
+    outside this process. The time of one attempt is bounded by `@timeout`. *budget* is a
     `Budget`, or the name of a dependency whose budget is shared.
     """
     return Retry(policy, stop=stop, on=on, budget=budget, deadline=deadline, classify=classify)
@@ -271,6 +303,12 @@ def _finish(progress: Progress) -> None:
     if progress.token is not None:
         end(progress.token)
         progress.token = None
+
+
+def _failing_for(call: Call) -> float:
+    """Return the seconds that a message has been failing for before this run of it."""
+    since = call.failing_since
+    return 0.0 if since is None else max(0.0, call.clock.monotonic() - since)
 
 
 def _whose(call: Call) -> str:

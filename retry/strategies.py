@@ -63,7 +63,8 @@ def new_state(call: Call) -> RetryCallState:
     import tenacity
 
     state = tenacity.RetryCallState(tenacity.Retrying(), None, call.args, call.kwargs)
-    state.start_time = call.clock.monotonic()
+    now = call.clock.monotonic()
+    state.start_time = now if call.failing_since is None else min(now, call.failing_since)
     return state
 
 

@@ -15,11 +15,12 @@ STRAIGHT_JOIN holdfast_start s
 ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
 -- name: standing
 SELECT a.message_id, a.failed, a.released, a.crashed, a.suspected, a.first_failed_at,
-    a.last_failed_at, a.last_error, 0 AS begun, 0 AS begun_alone
+    a.last_failed_at, a.last_error, 0 AS begun, 0 AS begun_alone,
+    UNIX_TIMESTAMP(SYSDATE(6)) - a.first_failed_at AS failing_for
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
 UNION ALL
-SELECT s.message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(s.alone)
+SELECT s.message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(s.alone), NULL
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_start s
 ON s.consumer = :consumer AND s.message_id = j.id AND s.owner <> :owner

@@ -14,11 +14,12 @@ DELETE FROM holdfast_start
 WHERE consumer = :consumer AND owner = :owner AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 -- name: standing
 SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
-    last_error, 0 AS begun, 0 AS begun_alone
+    last_error, 0 AS begun, 0 AS begun_alone,
+    extract(epoch FROM clock_timestamp()) - first_failed_at AS failing_for
 FROM holdfast_attempt
 WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
 UNION ALL
-SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone)
+SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone), CAST(NULL AS double precision)
 FROM holdfast_start
 WHERE consumer = :consumer AND owner <> :owner
 AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))

@@ -13,11 +13,12 @@ DELETE FROM holdfast_start
 WHERE consumer = :consumer AND owner = :owner AND message_id IN (SELECT value FROM json_each(:ids))
 -- name: standing
 SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
-    last_error, 0 AS begun, 0 AS begun_alone
+    last_error, 0 AS begun, 0 AS begun_alone,
+    (julianday('now') - 2440587.5) * 86400.0 - first_failed_at AS failing_for
 FROM holdfast_attempt
 WHERE consumer = :consumer AND message_id IN (SELECT value FROM json_each(:ids))
 UNION ALL
-SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone)
+SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone), NULL
 FROM holdfast_start
 WHERE consumer = :consumer AND owner <> :owner
 AND message_id IN (SELECT value FROM json_each(:ids))

@@ -258,10 +258,10 @@ def test_a_ticket_travels_with_its_message_and_leaves_no_trace() -> None:
     message = Message.new("orders", b"x", key="k", headers=[("tenant", b"a")])
     sent = Ticket(123.5, 4).stamped(message, "orders.g.retry.1m")
     _, taken = Ticket.taken_from(sent)
-    again = Ticket(200.0, 5).stamped(taken, "orders.g.retry.1m")
+    again = Ticket(200.0, 5, 90.5).stamped(taken, "orders.g.retry.1m")
     assert len({message.id, sent.id, again.id}) == 3  # or a broker would drop it as known
     ticket, bare = Ticket.taken_from(again)
-    assert ticket == Ticket(200.0, 5)
+    assert ticket == Ticket(200.0, 5, 90.5)
     assert bare.with_(topic="orders") == message
     assert Ticket.taken_from(message)[0] == Ticket(0.0, 1)
     broken = message.with_(headers=type(message.headers)([("x-retry-due", b"soon")]))

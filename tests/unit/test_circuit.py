@@ -437,6 +437,23 @@ def test_what_one_process_finds_out_the_others_follow(clock: VirtualClock) -> No
     assert isinstance(fleet.b.state, Closed)
 
 
+def test_calls_never_wait_for_the_shared_store(clock: VirtualClock) -> None:
+    """What they find out is said by the next refresh, and again until the store has heard it."""
+    fleet = Fleet(clock)
+    fleet.refresh()
+    trip(fleet.a)
+    assert fleet.store.read("payments") is None
+    assert isinstance(fleet.a.state, Open)
+    say, fleet.store.say_open = fleet.store.say_open, None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TypeError):
+        fleet.sharing[0].refresh()
+    fleet.store.say_open = say  # type: ignore[method-assign]
+    fleet.sharing[0].refresh()
+    word = fleet.store.read("payments")
+    assert word is not None
+    assert word.is_open
+
+
 def test_a_probing_process_that_dies_is_replaced(clock: VirtualClock) -> None:
     """The claim comes back after the time of a probe."""
     fleet = Fleet(clock)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.ids import Uuid7, derived_id, new_id
+from holdfast.ids import NAMESPACE, Uuid7, derived_id, new_id
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -98,3 +98,10 @@ def test_a_derived_id_follows_from_its_parts() -> None:
     assert derived_id("orders", "0", "7") == derived_id("orders", "0", "7")
     assert derived_id("orders", "0", "7") != derived_id("orders", "07")
     assert uuid.UUID(derived_id("orders")).version == 5
+
+
+def test_a_derived_id_is_a_uuid_of_version_5() -> None:
+    """As the standard library makes it, so that what is stored stays what it was."""
+    for n in range(200):
+        parts = ("idempotency", f"group/{n}", "é")
+        assert derived_id(*parts) == str(uuid.uuid5(NAMESPACE, "\x1f".join(parts)))

@@ -181,6 +181,51 @@ def test_the_deadline_bounds_all_attempts_and_waits_together() -> None:
     assert remaining() is None
 
 
+def test_the_deadline_of_a_message_counts_from_its_first_failure() -> None:
+    """Each run of it gets what the runs before have left."""
+    flaky = Flaky(*[ConnectionError()] * 9)
+    handler, clock = on_virtual_time(retry(STEADY, deadline=14)(flaky))
+    since = clock.monotonic() - 10
+    with pytest.raises(ConnectionError):
+        handler.plan.run(Call((), {}, failing_since=since))  # type: ignore[attr-defined]
+    assert (flaky.calls, elapsed(clock)) == (3, 3)
+
+
+def test_a_message_taken_up_after_its_deadline_gets_one_whole_attempt() -> None:
+    """It was parked, and nobody was there: it is not given up without a try."""
+    left: list[float | None] = []
+
+    def fails() -> None:
+        left.append(remaining())
+        raise ConnectionError
+
+    handler, clock = on_virtual_time(retry(STEADY, deadline=4)(fails))
+    since = clock.monotonic() - 3600
+    with pytest.raises(ConnectionError):
+        handler.plan.run(Call((), {}, failing_since=since))  # type: ignore[attr-defined]
+    assert left == [4]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2024 00:00:00 +99999999999999",
+        "9" * 400,
+        10**400,
+        "soon",
+        "",
+    ],
+)
+def test_a_retry_after_beyond_all_bounds_asks_for_nothing(value: Any) -> None:
+    """Nonsense of the other side is no error of ours."""
+    flaky = Flaky(Transient("slow down"))
+    flaky.errors[0].retry_after = value  # type: ignore[attr-defined]
+    handler, clock = on_virtual_time(retry(STEADY)(flaky))
+    handler()
+    assert (flaky.calls, elapsed(clock)) == (2, 1)
+
+
 def test_a_retry_inside_other_limited_work_keeps_to_its_limit() -> None:
     """The inner retry gives up when the outer one has no time left for it."""
     flaky = Flaky(*[ConnectionError()] * 99)

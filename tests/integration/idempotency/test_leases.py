@@ -17,6 +17,7 @@ from holdfast.errors import ConfigurationError, DependencyDown, PlanError, Remed
 from holdfast.idempotency import (
     DatabaseLeases,
     IdempotencyConflict,
+    Inbox,
     InProgress,
     Lease,
     LeaseLost,
@@ -27,7 +28,8 @@ from holdfast.idempotency import (
 )
 from holdfast.idempotency.inbox import wanted
 from holdfast.idempotency.lease import Handled, Heartbeat, LeaseStore
-from holdfast.idempotency.schema import inbox, lease
+from holdfast.idempotency.leased import Leased, LeaseSettings
+from holdfast.idempotency.schema import inbox, lease, roster
 from holdfast.ids import new_id
 from holdfast.layer import Call
 from holdfast.plan import Plan
@@ -358,6 +360,83 @@ def test_many_workers_and_many_messages_have_one_effect_each(database: Engine) -
 
     together(worker, worker, worker)
     assert sorted(sent) == sorted(order.id for order in orders)
+
+
+def test_an_attempt_cut_off_while_it_takes_its_lease_keeps_none(database: Engine) -> None:
+    """The thread takes it to the end; then it is given back, and no heartbeat renews it."""
+    began, go_on = threading.Event(), threading.Event()
+
+    class Slow(DatabaseLeases):
+        def take(self, *args: Any) -> Lease | Handled:
+            """Take it, and answer late."""
+            found = super().take(*args)
+            began.set()
+            go_on.wait(60)
+            return found
+
+    renewed: list[Lease] = []
+
+    class Heart(Heartbeat):
+        def keep(self, lease: Lease, renew: Any) -> None:
+            """Note whose lease is kept."""
+            renewed.append(lease)
+
+        def drop(self, lease: Lease) -> None:
+            """Note that it is kept no more."""
+            renewed.remove(lease)
+
+    ran: list[str] = []
+
+    async def charge(order: Message) -> None:
+        ran.append(order.id)
+
+    settings = LeaseSettings(seconds=600, inbox=Inbox(), store=Slow(database))
+    leased = Leased(settings, heartbeat=Heart())(charge)
+    order = message()
+
+    async def run() -> None:
+        task = asyncio.create_task(leased(order))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert renewed == []
+        await leased(order)
+
+    asyncio.run(run())
+    assert ran == [order.id]
+
+
+def test_the_window_of_a_handler_reaches_its_store(expiring: Expiring) -> None:
+    """A store may serve handlers that remember for different times."""
+    store: Any = expiring.store
+
+    @idempotent(window="90d", store=store)
+    def send(order: Message) -> None: ...
+
+    assert "remembered for 90d" in send.explain()
+    send(message())
+    if isinstance(store, RedisInbox):
+        (key,) = store._client.keys(f"{store._prefix}:*")
+        assert store._client.ttl(key) > 89 * 86400
+    else:
+        with store._engine.connect() as db:
+            assert db.execute(select(roster.c.window_seconds)).scalar_one() == 90 * 86400
+    assert store.window == 30 * 86400
+    kept = idempotent(store=store.with_window(None))(lambda order: order)
+    assert "remembered for ever" in kept.explain()
+
+
+def test_a_window_that_a_store_cannot_keep_is_refused() -> None:
+    """It would be forgotten earlier or later than the code says."""
+
+    class Own:
+        """A store of the user's own."""
+
+    with pytest.raises(ConfigurationError, match="leave out window"):
+        idempotent(window="90d", store=Own())  # type: ignore[call-overload]
+    idempotent(store=Own())  # type: ignore[call-overload]
 
 
 def test_a_lease_without_a_store_says_what_it_needs() -> None:
