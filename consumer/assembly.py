@@ -18,6 +18,7 @@ from holdfast.consumer.intake import Intake
 from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
+from holdfast.consumer.reader import Reader
 from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
@@ -94,12 +95,13 @@ class Assembly:
                 if isinstance(layer, AsyncTransaction)
             ],
         )  # fmt: skip
+        reader = Reader(settings, tally)
         self._sharing: list[Sharing] = []
         if books is not None:
             if settings.share_circuits:
                 self._sharing = shared(routes.values(), books.engine, clock)
             self._chores = chores = Chores(
-                books, self.lanes, routes, owner=owner, settings=settings, clock=clock,
+                books, self.lanes, routes, reader, owner=owner, settings=settings, clock=clock,
                 metrics=metrics, sharing=self._sharing,
             )  # fmt: skip
             self.clerk = Clerk(
@@ -107,8 +109,8 @@ class Assembly:
             )
             chores.admit = self.clerk.admit
         intake = Intake(
-            group, routes, delays if books is None else None, settings=settings, clock=clock,
-            tally=tally,
+            group, routes, delays if books is None else None, reader, settings=settings,
+            clock=clock, tally=tally,
         )  # fmt: skip
         self.runtime = Runtime(
             group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,
@@ -246,7 +248,8 @@ class Assembly:
         letter = capture(
             work.message, error, group=self._group, handler=work.route.name,
             delivery=work.delivery if work.row is None else work.row.origin,
-            attempts=work.attempt + work.crashes, stage="crash", clock=self._clock,
+            attempts=work.attempt + work.crashes, clock=self._clock,
+            stage="crash" if work.refused is None else "deserialize",
         )  # fmt: skip
         token = current_work.set(work)
         try:

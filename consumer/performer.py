@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Apart, Settled, Verdict, Wait, Work, current_work
-from holdfast.errors import DependencyDown, Remedy
+from holdfast.errors import DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Call
 from holdfast.message import begin_handling
 
@@ -69,12 +69,16 @@ class Performer:
             return self._before(work)
         except DependencyDown as error:
             return self._judge.down(work, error)
+        except StaleDelivery as error:
+            return self._judge.left(work, error)
 
     def _before(self, work: Work) -> Verdict | None:
         if work.unsaid:
             return self._judge.report(work)
         books = self._books
-        if books is None or work.later is not None:
+        if books is None:
+            return None if work.refused is None else self._refuse(work, work.refused)
+        if work.later is not None:
             return None
         if work.message.is_replay and books.is_held_back(work):
             log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
@@ -91,9 +95,16 @@ class Performer:
             self._tally.add("crashed")
             self._metrics.count(work.route.topic, "crashed")
             return Settled(holds=work.key is not None and self._settings.parks)
+        if work.refused is not None:
+            return self._refuse(work, work.refused)
         if work.suspect:
             books.alone(work, self._owner)
         return None
+
+    def _refuse(self, work: Work, error: Exception) -> Verdict:
+        """Dead-letter what cannot be read."""
+        self._bury(work, error)
+        return self._judge.done(work, duplicate=False)
 
     def after(self, work: Work, verdict: Verdict) -> bool:
         """Whether the start mark of *work* may go soon; a lone mark goes at once."""

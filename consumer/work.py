@@ -47,6 +47,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """When a dependency failed it last, by the monotonic clock."""
     overtaken: int = 0
     """How many of these failures came after that dependency had served another message."""
+    refused: Exception | None = None
+    """Why no handler may see it: it cannot even be read."""
     waits_for: str | None = None
     """Why it waits: for people."""
     call: Call | None = None
@@ -90,6 +92,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
             or self.dropped
             or self.row is not None
             or self.later is not None
+            or self.refused is not None
             or self.message.is_replay
         )
 
