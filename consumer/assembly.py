@@ -65,12 +65,15 @@ class Assembly:
         self._broker, self._group, self._routes = broker, group, routes
         self._books, self._home, self._owner = books, home, owner
         self.routes, self.home = routes, home
-        self._settings, self._clock = settings, clock
+        self.settings = self._settings = settings
+        self._clock = clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
         self._chores: Chores | None = None
         gates = Gates(routes.values(), clock)
-        self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
+        self.lanes = Lanes(
+            gates, clock, company=settings.workers, wake=self._wake, dropped=self._finished
+        )
         self._gates = gates
         self._delays = delays = Delays(broker, group, routes, clock)
         judge = Judge(
@@ -116,7 +119,7 @@ class Assembly:
             group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,
             settings=settings, clock=clock, metrics=metrics,
         )  # fmt: skip
-        metrics.begin(routes, lambda: len(self.lanes.running()))
+        metrics.begin(routes, lambda: len(self.lanes.running()), self.lanes.suspects)
         metrics.watch("broker", lambda: self.runtime.broker_down)
         metrics.watch("database", self._is_down)
         metrics.watch("dead letters", lambda: self.home.down)

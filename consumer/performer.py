@@ -79,6 +79,8 @@ class Performer:
         if books is None:
             return None if work.refused is None else self._refuse(work, work.refused)
         if work.later is not None:
+            if work.suspect:  # its mark went when it began to wait
+                books.alone(work, self._owner)
             return None
         if work.message.is_replay and books.is_held_back(work):
             log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "

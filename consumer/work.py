@@ -41,6 +41,9 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """Whether the ledger holds a row about it."""
     crashes: int = 0
     suspect: bool = False
+    """Whether it may have ended a process: it runs beside nothing but other suspects."""
+    prime: bool = False
+    """Whether it did so among few: it runs beside nothing at all."""
     outages: int = 0
     """How often in a row it was given up because something was down."""
     failed_at: float = 0.0

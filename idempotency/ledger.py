@@ -33,8 +33,9 @@ class Ledger:
     A process (*owner*) marks what it takes up before any handler runs, one write for a
     whole batch, and removes the marks when it is done, again one write. A mark whose owner
     no longer gives signs of life is a crash. If the batch was in flight together, each
-    message is only a suspect; run a suspect with `alone=True` and nothing beside it, and a
-    further crash is counted as its own. Good messages leave no row behind.
+    message is only a suspect. Run suspects with `alone=True` and nothing beside them but other
+    suspects: a further crash is counted as the own one of a message that had no company, and
+    tells those few that had from the rest. Good messages leave no row behind.
 
     Every method joins the transaction of *connection*, or commits one of its own, in which
     deadlocks are begun again.
@@ -80,8 +81,8 @@ class Ledger:
     ) -> None:
         """Mark *ids* as taken up by *owner*; return before any of their handlers runs.
 
-        With *alone* the caller promises that no other handler runs in this process until
-        the message is finished. It may turn an earlier mark into a lone one.
+        With *alone* the caller promises that no handler runs in this process until the message
+        is finished, but those of messages marked so. It may turn an earlier mark into such a one.
         """
         listed = _listed(ids)
         if listed is None:
@@ -171,8 +172,8 @@ class Ledger:
         """Turn the marks of dead owners into blame, each exactly once, and return them.
 
         Call it at the start and now and then; several processes may do so at once. A lone
-        mark is a crash of that message, and whatever else the owner had taken up had not
-        begun. Marks in company make suspects.
+        mark is a crash of that message. Marks in company make suspects; where some of them were
+        made with *alone*, whatever else the owner had taken up had not begun.
         """
         return self._run(connection, self._sweep)
 
