@@ -20,11 +20,11 @@ from holdfast.consumer.intake import Intake
 from holdfast.consumer.judge import Judge
 from holdfast.consumer.lanes import Lanes
 from holdfast.consumer.performer import Performer
+from holdfast.consumer.reader import Reader
 from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.runtime import Runtime
 from holdfast.consumer.tables import require_tables
 from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
-from holdfast.consumer.work import Work
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import replay_topic
 from holdfast.errors import BrokerDown, HoldfastError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
+    from holdfast.consumer.work import Work
     from holdfast.ports import Broker
 
 log = logging.getLogger("holdfast.consumer")
@@ -66,12 +67,15 @@ class Assembly:
         self._broker, self._group, self._routes = broker, group, routes
         self._books, self._owner = books, owner
         self.routes, self.homes = routes, homes
-        self._settings, self._clock = settings, clock
+        self.settings = self._settings = settings
+        self._clock = clock
         self._fatal: BaseException | None = None
         self.clerk: Clerk | None = None
         self._chores: Chores | None = None
         gates = Gates(routes.values(), clock)
-        self.lanes = Lanes(gates, clock, wake=self._wake, dropped=self._finished)
+        self.lanes = Lanes(
+            gates, clock, company=settings.workers, wake=self._wake, dropped=self._finished
+        )
         self._gates = gates
         self._delays = delays = Delays(broker, group, routes, clock)
         judge = Judge(
@@ -96,12 +100,13 @@ class Assembly:
                 if isinstance(layer, AsyncTransaction)
             ],
         )  # fmt: skip
+        reader = Reader(settings, tally)
         self._sharing: list[Sharing] = []
         if books is not None:
             if settings.share_circuits:
                 self._sharing = shared(routes.values(), books.engine, clock)
             self._chores = chores = Chores(
-                books, self.lanes, routes, owner=owner, settings=settings, clock=clock,
+                books, self.lanes, routes, reader, owner=owner, settings=settings, clock=clock,
                 metrics=metrics, sharing=self._sharing,
             )  # fmt: skip
             self.clerk = Clerk(
@@ -109,14 +114,14 @@ class Assembly:
             )
             chores.admit = self.clerk.admit
         intake = Intake(
-            group, routes, delays if books is None else None, settings=settings, clock=clock,
-            tally=tally,
+            group, routes, delays if books is None else None, reader, settings=settings,
+            clock=clock, tally=tally,
         )  # fmt: skip
         self.runtime = Runtime(
             group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,
             settings=settings, clock=clock, metrics=metrics,
         )  # fmt: skip
-        metrics.begin(routes, lambda: len(self.lanes.running()))
+        metrics.begin(routes, lambda: len(self.lanes.running()), self.lanes.suspects)
         metrics.watch("broker", lambda: self.runtime.broker_down)
         metrics.watch("database", self._is_down)
         metrics.watch("dead letters", lambda: self.homes.down)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.classification import classify
 from holdfast.consumer.performer import enter_context
 from holdfast.consumer.transaction import outage_of
-from holdfast.consumer.work import Apart, Released, Verdict, Wait, Work
+from holdfast.consumer.work import Apart, Verdict, Wait, Work
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency import Batch, Outcome
 from holdfast.idempotency.batch_work import LeftBehind
@@ -65,7 +65,7 @@ class BatchPerformer:
                 # Whose fault it was shows when each runs by itself; nothing was committed.
                 return [(work, Apart(single=True)) for work in works]
             ends = self._judge.ends_process(run.current or works[0], error)
-            return [(work, Released() if ends else Apart(single=True)) for work in works]
+            return [(work, Wait(math.inf) if ends else Apart(single=True)) for work in works]
         self._metrics.batch.labels(route.topic).observe(len(ready))
         return [
             (work, self._verdict(route.batch, work, outcomes[work]))

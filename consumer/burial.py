@@ -22,7 +22,8 @@ def bury(work: Work, error: BaseException, clock: Clock) -> None:
     letter = capture(
         work.message, error, group=route.group, handler=route.name,
         delivery=work.delivery if work.row is None else work.row.origin,
-        attempts=work.attempt + work.crashes, stage="crash", clock=clock, origin=letters.origin,
+        attempts=work.attempt + work.crashes, clock=clock, origin=letters.origin,
+        stage="crash" if work.refused is None else "deserialize",
     )  # fmt: skip
     token = current_work.set(work)
     try:

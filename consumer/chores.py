@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from holdfast.consumer.books import translated
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from holdfast.circuit import Sharing
     from holdfast.clock import Clock
     from holdfast.consumer.books import Books
-    from holdfast.consumer.held import HeldKey
+    from holdfast.consumer.held import HeldKey, HeldRow
     from holdfast.consumer.lanes import Lanes
     from holdfast.consumer.metrics import ConsumerMetrics
+    from holdfast.consumer.reader import Reader
     from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
 
@@ -30,6 +32,8 @@ _KEYS_AT_ONCE = 20
 _ROWS_AT_ONCE = 50
 _LETTERS_AT_ONCE = 1000
 _PRUNE_EVERY = 600.0
+_PRUNE_SECONDS = 0.2
+_PRUNE_AGAIN = 1.0
 _FOLD_EVERY = 10.0
 _PRUNE_OLDER = 7 * 86400.0
 
@@ -42,6 +46,7 @@ class Chores:
         books: Books,
         lanes: Lanes,
         routes: Mapping[str, Route],
+        reader: Reader,
         *,
         owner: str,
         settings: Settings,
@@ -52,6 +57,7 @@ class Chores:
         self._books = books
         self._lanes = lanes
         self._routes = routes
+        self._reader = reader
         self._owner = owner
         self._settings = settings
         self._clock = clock
@@ -76,10 +82,8 @@ class Chores:
                                 orphan.message_id, orphan.consumer,
                                 ", alone" if orphan.alone else "")  # fmt: skip
         if now >= self._next_prune:
-            self._next_prune = now + _PRUNE_EVERY
             with translated():
-                self._books.ledger.prune(older_than=_PRUNE_OLDER)
-                prune(self._books.engine, clock=self._clock)
+                self._prune()
         if now >= self._next_fold:
             self._next_fold = now + _FOLD_EVERY
             fold(self._books.engine, clock=self._clock, batches=2)
@@ -91,6 +95,15 @@ class Chores:
             for key, rows in self._books.run(self._due).items():
                 self._take_up(key, rows)
             self._books.run(self._count)
+
+    def _prune(self) -> None:
+        """Prune for a moment: the intake waits meanwhile. What is left goes the next time."""
+        began = self._clock.monotonic()
+        self._books.ledger.prune(older_than=_PRUNE_OLDER, seconds=_PRUNE_SECONDS)
+        prune(self._books.engine, seconds=_PRUNE_SECONDS, clock=self._clock)
+        ended = self._clock.monotonic()
+        is_done = ended - began < _PRUNE_SECONDS
+        self._next_prune = ended + (_PRUNE_EVERY if is_done else _PRUNE_AGAIN)
 
     def _release_closed(self, db: Connection) -> None:
         waiting = self._books.held.quarantined(db, self._after, _LETTERS_AT_ONCE)
@@ -106,9 +119,10 @@ class Chores:
         """Return the works of the keys that are ours now and of which nothing is in hand."""
         held, ttl = self._books.held, self._settings.takeover_seconds
         mine = held.renew(db, self._owner, ttl)
-        if len(mine) < _KEYS_AT_ONCE:
-            free = _KEYS_AT_ONCE - len(mine)
-            mine += held.claim_due(db, self._owner, ttl, free, self._routes)
+        in_hand = Counter(key.topic for key in mine)
+        # By topic: keys that wait here for a circuit or a lease keep no other topic waiting.
+        if topics := [topic for topic in self._routes if in_hand[topic] < _KEYS_AT_ONCE]:
+            mine += held.claim_due(db, self._owner, ttl, _KEYS_AT_ONCE, topics)
         found: dict[HeldKey, list[Work]] = {}
         for key in mine:
             route = self._routes.get(key.topic)
@@ -118,17 +132,19 @@ class Chores:
             if not rows:
                 held.let_go(db, key)
                 continue
-            found[key] = [
-                Work(
-                    route=route,
-                    message=row.origin.message,
-                    lane_key=lane_key(key),
-                    row=row,
-                    attempt=row.attempt,
-                )
-                for row in rows
-            ]
+            found[key] = [self._work(route, row) for row in rows]
         return found
+
+    def _work(self, route: Route, row: HeldRow) -> Work:
+        message, refused = self._reader.parked(row.origin, row.key.topic)
+        return Work(
+            route=route,
+            message=message,
+            lane_key=lane_key(row.key),
+            row=row,
+            attempt=row.attempt,
+            refused=refused,
+        )
 
     def _take_up(self, key: HeldKey, works: list[Work]) -> None:
         if not self._lanes.has(lane_key(key)):

@@ -189,6 +189,7 @@ class Clerk:
                 work.known = True
                 work.crashes = standing.crashed
                 work.suspect = standing.is_suspect
+                work.prime = standing.is_prime_suspect
             taken.append(work)
         return taken
 

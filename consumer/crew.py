@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.daemons import DaemonThreads
 from holdfast.consumer.pools import Turn
-from holdfast.consumer.work import Released, Verdict, Work
+from holdfast.consumer.work import Apart, Released, Verdict, Work
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -102,7 +102,7 @@ class Crew:
                 # Nothing is settled by this; a thread that died would stop its lanes for good.
                 log.critical("the consumer failed in itself: please report this", exc_info=True)
                 work = item.work if isinstance(item, Judgement) else item
-                self._lanes.finish(work, Released())
+                self._end(work, self._judge.broken(work))
 
     def _take(self, item: Work | Judgement) -> None:
         if isinstance(item, Judgement):
@@ -127,7 +127,8 @@ class Crew:
         works = self._lanes.begin_batch(route)
         if not works or self._batch is None:
             return
-        verdicts: list[tuple[Work, Verdict]] = [(work, Released()) for work in works]
+        # Each by its own plan: it keeps its turn, and shows whose fault it was.
+        verdicts: list[tuple[Work, Verdict]] = [(work, Apart(single=True)) for work in works]
         try:
             verdicts = self._batch.perform(route, works, self._wait_for)
         except BaseException:

@@ -47,12 +47,7 @@ class Delays:
         self.tiers: dict[str, str] = (
             {}
             if self._is_native
-            else {
-                retry_topic(topic, group, tier): topic
-                for topic, route in routes.items()
-                if not route.ordered
-                for tier in TIERS
-            }
+            else {retry_topic(topic, group, tier): topic for topic in routes for tier in TIERS}
         )
         """The topics to read beside those of the handlers, and whose retries wait there."""
 
@@ -73,7 +68,7 @@ class Delays:
             self._remember(work)
             return Delayed(delay)
         tier = retry_topic(work.route.topic, self._group, tier_of(delay))
-        if tier not in self.tiers:
+        if tier not in self.tiers or work.key is not None:
             return None
         now, since = self._clock.now().timestamp(), work.failing_since
         if since is not None:

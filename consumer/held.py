@@ -11,6 +11,7 @@ from sqlalchemy import and_, case, delete, func, insert, or_, select, update
 
 from holdfast.consumer.schema import database_now, held, held_key
 from holdfast.errors import StaleDelivery
+from holdfast.idempotency.keys import fitted, storable
 from holdfast.ports import Delivery, Lane
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]]).decode
-_LONGEST_NOTE = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,12 @@ class HeldRow:
 
 def hash_of(key: bytes | None, message_id: str) -> str:
     """Return how a key is found; a message without a key is alone with itself."""
-    content = b"id:" + message_id.encode() if key is None else b"key:" + key
+    content = b"id:" + message_id.encode("utf-8", "surrogatepass") if key is None else b"key:" + key
     return hashlib.sha256(content).hexdigest()
+
+
+class HandledElsewhere(StaleDelivery):
+    """A parked message is not there any more: another process has handled it."""
 
 
 class Held:
@@ -70,7 +74,7 @@ class Held:
         changed = db.execute(
             update(held_key)
             .where(self._is(key))
-            .values(dlq_id=dlq_id, due=None, owner=None, until=0.0, note=_cut(note))
+            .values(dlq_id=dlq_id, due=None, owner=None, until=0.0, note=storable(note))
         )
         if changed.rowcount == 0:
             self._insert_key(db, key, dlq_id=dlq_id, due=None, note=note)
@@ -89,7 +93,9 @@ class Held:
         """Park *origin* to be tried again after *delay*; its key waits behind it."""
         due = database_now() + delay
         counted = (
-            update(held_key).where(self._is(key)).values(parked=held_key.c.parked + 1, due=due)
+            update(held_key)
+            .where(self._is(key))
+            .values(parked=held_key.c.parked + 1, due=_unless_dead(due))
         )
         if db.execute(counted).rowcount == 0:
             self._insert_key(db, key, dlq_id=None, due=due, note=note, parked=1)
@@ -101,13 +107,13 @@ class Held:
         db.execute(
             update(held_key)
             .where(self._is(row.key))
-            .values(due=database_now() + delay, owner=None, until=0.0)
+            .values(due=_unless_dead(database_now() + delay), owner=None, until=0.0)
         )
 
     def done(self, db: Connection, row: HeldRow) -> None:
         """Remove a parked message in the transaction of its effect: once, whoever else tries."""
         if db.execute(delete(held).where(held.c.seq == row.seq)).rowcount != 1:
-            raise StaleDelivery(f"parked message {row.seq} was handled by another process")
+            raise HandledElsewhere(f"parked message {row.seq} was handled by another process")
         db.execute(update(held_key).where(self._is(row.key)).values(parked=held_key.c.parked - 1))
 
     def let_go(self, db: Connection, key: HeldKey) -> bool:
@@ -126,10 +132,12 @@ class Held:
             held_key.c.grp == self._group,
             held_key.c.topic.in_(sorted(topics)),
             held_key.c.due <= now,
+            held_key.c.dlq_id.is_(None),
             or_(held_key.c.owner.is_(None), held_key.c.until < now),
         )
         columns = (held_key.c.topic, held_key.c.key_hash, held_key.c.key)
-        found = [HeldKey(*row) for row in db.execute(select(*columns).where(free).limit(limit))]
+        oldest = select(*columns).where(free).order_by(held_key.c.due).limit(limit)
+        found = [HeldKey(*row) for row in db.execute(oldest)]
         return [
             key
             for key in found
@@ -207,7 +215,7 @@ class Held:
             insert(held_key).values(
                 grp=self._group, topic=key.topic, key_hash=key.key_hash, key=key.key,
                 dlq_id=dlq_id, due=due, parked=parked, since=database_now(), owner=None,
-                until=0.0, note=_cut(note),
+                until=0.0, note=storable(note),
             )
         )  # fmt: skip
 
@@ -216,13 +224,14 @@ class Held:
         mine = and_(
             held.c.grp == self._group, held.c.topic == key.topic, held.c.key_hash == key.key_hash
         )
-        same = select(held.c.seq).where(mine, held.c.message_id == origin.message.id)
+        message_id = fitted(origin.message.id)
+        same = select(held.c.seq).where(mine, held.c.message_id == message_id)
         if db.execute(same).first() is None:
             db.execute(
                 insert(held).values(
                     grp=self._group, topic=key.topic, key_hash=key.key_hash,
-                    message_id=origin.message.id, partition=origin.lane.partition,
-                    position=str(origin.position), headers=_pack(list(origin.headers)),
+                    message_id=message_id, partition=origin.lane.partition,
+                    position=fitted(str(origin.position), 64), headers=_pack(list(origin.headers)),
                     body=origin.body, stored=origin.timestamp, attempt=attempt,
                     parked_at=database_now(),
                 )
@@ -241,6 +250,11 @@ class Held:
         )
 
 
+def _unless_dead(due: Any) -> Any:
+    """Return *due* for a key that waits for a retry; one that waits for a dead letter has none."""
+    return case((held_key.c.dlq_id.is_(None), due))
+
+
 def _row(key: HeldKey, row: Any) -> HeldRow:
     origin = Delivery(
         lane=Lane(row.topic, row.partition),
@@ -249,9 +263,6 @@ def _row(key: HeldKey, row: Any) -> HeldRow:
         body=row.body,
         headers=_unpack(row.headers),
         timestamp=row.stored,
+        known_id=row.message_id,
     )
     return HeldRow(row.seq, key, row.attempt, origin)
-
-
-def _cut(note: str) -> str:
-    return note.replace("\0", "\\0")[:_LONGEST_NOTE]

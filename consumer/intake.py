@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from holdfast.consumer.reader import bare
 from holdfast.consumer.settings import Order
 from holdfast.consumer.tiers import Ticket
 from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq.replay.marks import Marks, is_for, original
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.clock import Clock
     from holdfast.consumer.delays import Delays
+    from holdfast.consumer.reader import Reader
     from holdfast.consumer.route import Route
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
@@ -32,6 +36,7 @@ class Intake:
         group: str,
         routes: Mapping[str, Route],
         delays: Delays | None,
+        reader: Reader,
         *,
         settings: Settings,
         clock: Clock,
@@ -40,10 +45,10 @@ class Intake:
         self._group = group
         self._routes = routes
         self._delays = delays
+        self._reader = reader
         self._settings = settings
         self._clock = clock
         self._tally = tally
-        self._uncorrelated: set[str] = set()
 
     @property
     def has_tiers(self) -> bool:
@@ -57,28 +62,27 @@ class Intake:
         works: list[Work] = []
         skipped: list[Delivery] = []
         for delivery in batch:
-            if not is_for(delivery.message, self._group):
+            try:
+                work = self._work(delivery)
+            except Exception as error:  # noqa: BLE001 - one message never ends the run
+                work = self._refused(delivery, error)
+            if work is None:
                 skipped.append(delivery)
-            elif (work := self._work(delivery, source)) is not None:
+            elif not self._sent_back(work, source):
                 works.append(work)
         self._tally.add("skipped", len(skipped))
         return works, skipped
 
-    def _work(self, delivery: Delivery, source: Source) -> Work | None:
-        message, attempt, left, since = self._ticketed(delivery)
-        if left > self._settings.patience and left <= (source.caps.delay or 0.0):
-            source.release(delivery, blame=False, delay=left)  # the broker keeps it until then
+    def _work(self, delivery: Delivery) -> Work | None:
+        if not is_for(delivery.message, self._group):
             return None
+        message, attempt, left, since = self._ticketed(delivery)
         if message.is_replay and Marks.of(message.headers) is not None:
             message = original(message)
-        route = self._routes.get(message.topic) or self._routes.get(delivery.lane.topic)
-        if route is None:
-            topic = delivery.lane.topic.removesuffix(f".{self._group}.replay")
-            route = self._routes[topic]
+        route = self._routes.get(message.topic) or self._route(delivery)
         if message.topic != route.topic:
             message = message.with_(topic=route.topic)
-        if message.correlation_id is None and not self._settings.strict:
-            message = self._correlated(message)
+        message = self._reader.correlated(message)
         delivery.decoded = message
         return Work(
             route=route,
@@ -89,6 +93,33 @@ class Intake:
             failing_since=since,
             not_before=self._clock.monotonic() + left if left > 0 else 0.0,
         )
+
+    def _refused(self, delivery: Delivery, error: Exception) -> Work:
+        """Return a work that becomes a dead letter when its turn comes."""
+        log.error("message %s of %s cannot be read: %r", delivery.position, delivery.lane, error)
+        route = self._route(delivery)
+        message = bare(delivery, route.topic)
+        lane_key = self._lane_key(delivery, route, message)
+        return Work(
+            route=route, message=message, lane_key=lane_key, delivery=delivery, refused=error
+        )
+
+    def _route(self, delivery: Delivery) -> Route:
+        """Return whose messages *delivery* comes among: a handler's, its tiers' or its replays'."""
+        topic = delivery.lane.topic
+        if self._delays is not None:
+            topic = self._delays.tiers.get(topic, topic)
+        return self._routes.get(topic) or self._routes[topic.removesuffix(f".{self._group}.replay")]
+
+    def _sent_back(self, work: Work, source: Source) -> bool:
+        """Whether the broker keeps *work* until it is due; else it waits here."""
+        left = work.not_before - self._clock.monotonic()
+        if work.delivery is None or not self._settings.patience < left <= (source.caps.delay or 0):
+            return False
+        with suppress(HoldfastError):
+            source.release(work.delivery, blame=False, delay=left)
+            return True
+        return False
 
     def _ticketed(self, delivery: Delivery) -> tuple[Message, int, float, float | None]:
         """Return the message, which attempt comes, the seconds until then, and its first failure.
@@ -107,15 +138,6 @@ class Intake:
         if since is not None:
             since = self._clock.monotonic() - (now - since)
         return message.with_(topic=topic), ticket.attempt, ticket.due - now, since
-
-    def _correlated(self, message: Message) -> Message:
-        """Start a correlation where there is none, and say so."""
-        self._tally.add("uncorrelated")
-        if message.topic not in self._uncorrelated:
-            self._uncorrelated.add(message.topic)
-            log.warning("messages of %s come without a correlation id: their own id serves as one "
-                        "(strict=True refuses them)", message.topic)  # fmt: skip
-        return message.with_(correlation_id=message.id)
 
     def _lane_key(self, delivery: Delivery, route: Route, message: Message) -> LaneKey:
         if self._settings.order is Order.LANE:

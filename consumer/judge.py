@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.failed_replays import FailedReplays
 from holdfast.consumer.gates import note_outcome
+from holdfast.consumer.held import HandledElsewhere
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
 from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, StaleDelivery
@@ -154,12 +156,12 @@ class Judge:
         if work.call is not None:
             work.attempt = work.call.attempt
         if self.ends_process(work, error):
-            return Released()
+            return Wait(math.inf)  # its key waits: the consumer stops
         remedy = classify(error)
         if remedy is Remedy.PAUSE:
             return self.down(work, error)
         if remedy is Remedy.RELEASE:
-            return self._left(work, error)
+            return self.left(work, error)
         return self._again(work, error)
 
     def _again(self, work: Work, error: BaseException) -> Verdict:
@@ -200,7 +202,7 @@ class Judge:
         work.waits_for = str(error)
         return Wait(min(delay, self._settings.patience))
 
-    def _left(self, work: Work, error: BaseException) -> Verdict:
+    def left(self, work: Work, error: BaseException) -> Verdict:
         """Wait for whoever has *work* in hand; it keeps its turn, and nobody is blamed.
 
         A parked message that somebody else has handled is simply gone.
@@ -208,13 +210,21 @@ class Judge:
         log.info("message %s is left to others: %r", work.message.id, error)
         outages = work.outages + 1
         self._clean(work)
-        if work.row is not None or work.dropped:
+        if work.dropped or isinstance(error, HandledElsewhere):
             return Released()
         work.outages = outages
         self._tally.add("released")
         self._metrics.count(work.route.topic, "released")
         asked = getattr(error, "retry_after", None)
         delay = self._settings.backoff.delay(min(outages, 8)) or 1.0 if asked is None else asked
+        return Wait(min(delay, self._settings.patience))
+
+    def broken(self, work: Work) -> Verdict:
+        """Have *work* tried again after a failure of the consumer itself: its key waits."""
+        outages = work.outages + 1
+        self._clean(work)
+        work.outages = outages
+        delay = self._settings.backoff.delay(min(outages, 8)) or 1.0
         return Wait(min(delay, self._settings.patience))
 
     def _put_off(self, work: Work, delay: float, error: BaseException | None) -> Verdict | None:

@@ -32,10 +32,11 @@ class Lanes:
         gates: Gates,
         clock: Clock,
         *,
+        company: int,
         wake: Callable[[], None],
         dropped: Callable[[Work], None],
     ) -> None:
-        self._schedule = Schedule(gates, clock)
+        self._schedule = Schedule(gates, clock, company)
         self.ready = self._schedule.ready
         self._clock = clock
         self._wake = wake
@@ -187,6 +188,10 @@ class Lanes:
         """Return everything that is not finished."""
         with self._lock:
             return [work for lane in self._lanes.values() for work in lane.queue]
+
+    def suspects(self) -> int:
+        """Return how many messages in hand may have ended a process."""
+        return sum(work.suspect for work in self.in_hand())
 
     def has(self, key: LaneKey) -> bool:
         """Whether anything of *key* is in hand."""

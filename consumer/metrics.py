@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tallied
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -21,6 +22,7 @@ class ConsumerMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
+        self._shown: set[str] = set()
         self._consumed = Counter(
             "holdfast_consumer_messages",
             "What became of messages and attempts, by topic",
@@ -74,14 +76,22 @@ class ConsumerMetrics:
         self._in_flight = Gauge(
             "holdfast_consumer_in_flight", "Handlers that run now", registry=self.registry
         )
+        self._suspects = Gauge(
+            "holdfast_consumer_suspects",
+            "Messages in hand whose process died; they run apart, and all others wait for them",
+            registry=self.registry,
+        )
 
-    def begin(self, topics: Iterable[str], in_flight: Callable[[], int]) -> None:
+    def begin(
+        self, topics: Iterable[str], in_flight: Callable[[], int], suspects: Callable[[], int]
+    ) -> None:
         """Show every series of *topics* from the start."""
         for topic in topics:
             for outcome in OUTCOMES:
                 self._consumed.labels(topic, outcome)
             self._lag.labels(topic).set(0)
         self._in_flight.set_function(lambda: float(in_flight()))
+        self._suspects.set_function(lambda: float(suspects()))
 
     def watch(self, what: str, down: Callable[[], str | None]) -> None:
         """Show whether *what* is down, by what *down* says when it is asked."""
@@ -92,9 +102,13 @@ class ConsumerMetrics:
         self._consumed.labels(topic, outcome).inc()
 
     def show_lag(self, lag: Mapping[Lane, int], topics: Iterable[str]) -> None:
-        """Show how far behind each of *topics* is."""
-        for topic in topics:
-            self._lag.labels(topic).set(sum(n for lane, n in lag.items() if lane.topic == topic))
+        """Show how far behind each of *topics* is, and their retry tiers and replays by name."""
+        found = Tallied(dict.fromkeys(topics, 0))
+        for lane, count in lag.items():
+            found[lane.topic] += count
+        self._shown.update(found)
+        for topic in self._shown:
+            self._lag.labels(topic).set(found[topic])
 
 
 __all__ = ["OUTCOMES", "REGISTRY", "ConsumerMetrics"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Apart, Settled, Verdict, Wait, Work, current_work
-from holdfast.errors import DependencyDown, Remedy
+from holdfast.errors import DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Call
 from holdfast.message import begin_handling
 
@@ -69,6 +69,8 @@ class Performer:
             return self._before(work)
         except DependencyDown as error:
             return self._judge.down(work, error)
+        except StaleDelivery as error:
+            return self._judge.left(work, error)
 
     def _before(self, work: Work) -> Verdict | None:
         if work.unsaid:
@@ -79,7 +81,11 @@ class Performer:
             self._tally.add("held_back")
             return Settled()
         books = self._books
-        if books is None or work.later is not None:
+        if books is None:
+            return None if work.refused is None else self._refuse(work, work.refused)
+        if work.later is not None:
+            if work.suspect:  # its mark went when it began to wait
+                books.alone(work, self._owner)
             return None
         if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
             if books.park_behind(work):
@@ -91,6 +97,8 @@ class Performer:
             self._tally.add("crashed")
             self._metrics.count(work.route.topic, "crashed")
             return Settled(holds=work.key is not None and self._settings.parks)
+        if work.refused is not None:
+            return self._refuse(work, work.refused)
         if work.suspect:
             books.alone(work, self._owner)
         return None
@@ -99,6 +107,11 @@ class Performer:
         if self._judge.replays.holds(work):
             return True
         return self._books is not None and self._books.is_held_back(work)
+
+    def _refuse(self, work: Work, error: Exception) -> Verdict:
+        """Dead-letter what cannot be read."""
+        self._bury(work, error)
+        return self._judge.done(work, duplicate=False)
 
     def after(self, work: Work, verdict: Verdict) -> bool:
         """Whether the start mark of *work* may go soon; a lone mark goes at once."""

@@ -68,6 +68,8 @@ class Runtime:
         self.hurry = threading.Event()
         self.last_poll = self.pulse = clock.monotonic()
         """When it last polled, and when it last did anything at all, an outage included."""
+        self.hanging_threads = self.hanging_tasks = 0
+        """How many `def` and `async def` handlers have run longer than `hang_seconds`."""
         self.subscribed = False
         self.broker_down: str | None = None
 
@@ -236,6 +238,8 @@ class Runtime:
         limit = self._settings.hang_seconds
         hanging = [work for work in self._lanes.running() if now - work.started > limit]
         self._metrics.hanging.set(len(hanging))
+        self.hanging_threads = sum(not work.route.plan.is_async for work in hanging)
+        self.hanging_tasks = len(hanging) - self.hanging_threads
         for work in hanging:
             if now - work.reported > limit:
                 work.reported = now

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class Schedule:
     """Hands works to the workers through `ready`; used under the lock of the lanes.
 
-    A suspect of a crash runs alone: it waits until nothing runs, and all others wait for it.
+    Suspects of a crash run apart: they wait until nothing else runs, and all others wait for
+    them. At most *company* of them run at once, and a prime suspect runs alone.
     """
 
-    def __init__(self, gates: Gates, clock: Clock) -> None:
+    def __init__(self, gates: Gates, clock: Clock, company: int) -> None:
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.running: dict[Work, None] = {}
         self._gates = gates
@@ -36,7 +37,9 @@ class Schedule:
         self._gated: dict[KeyLane, None] = {}
         self._suspects: deque[KeyLane] = deque()
         self._stalled: deque[KeyLane] = deque()
-        self._alone = False
+        self._company = company
+        self._tested: set[Work] = set()
+        """The suspects that run; nothing else does then."""
         self.stopped = False
 
     # -- beginning -------------------------------------------------------------------
@@ -52,7 +55,7 @@ class Schedule:
             lane.state = State.SUSPECT
             self._suspects.append(lane)
             self.move_on()
-        elif self._suspects or self._alone:
+        elif self._is_testing:
             lane.state = State.SUSPECT
             self._stalled.append(lane)
         elif work.route.batch is not None and lane.is_plain:
@@ -63,7 +66,7 @@ class Schedule:
     def begin_batch(self, route: Route) -> list[Work]:
         """Return what of *route* may run in one transaction now; its keys keep their order."""
         taken: list[Work] = []
-        if self.stopped or self._suspects or self._alone:
+        if self.stopped or self._is_testing:
             self._pools.taken(route, taken)
             return taken
         size = self._pools.room(route)
@@ -110,7 +113,7 @@ class Schedule:
         """Note that *work* does not run any more."""
         self.running.pop(work, None)
         work.begun = False
-        self._alone = False
+        self._tested.discard(work)
         self._gates.left(work)
 
     def ended_batch(self, route: Route) -> None:
@@ -158,15 +161,22 @@ class Schedule:
         return max(min(moments), 0.0) if moments else None
 
     def move_on(self) -> None:
-        """Run a suspect once nothing else runs; then let the others go on."""
+        """Run suspects once nothing else runs; then let the others go on."""
         self._ungate()
         if self.stopped:
             return
-        while self._suspects and not self.running:
-            lane = self._suspects.popleft()
-            if lane.state is State.SUSPECT and lane.is_live:
-                self._alone = self._start(lane)
-        while self._stalled and not (self._suspects or self._alone):
+        while self._suspects:
+            lane = self._suspects[0]
+            if lane.state is not State.SUSPECT or not lane.is_live:
+                self._suspects.popleft()
+                continue
+            work = lane.queue[0]
+            if not self._may_test(work):
+                break
+            self._suspects.popleft()
+            if self._start(lane):
+                self._tested.add(work)
+        while self._stalled and not self._is_testing:
             lane = self._stalled.popleft()
             if lane.state is State.SUSPECT and lane.is_live:
                 self.issue(lane)
@@ -174,16 +184,27 @@ class Schedule:
 
     def offer(self) -> float | None:
         """Ask for workers for batches; return the seconds until an unfilled one goes out."""
-        if self.stopped or self._suspects or self._alone:
+        if self.stopped or self._is_testing:
             return None
         return self._pools.offer()
+
+    @property
+    def _is_testing(self) -> bool:
+        """Whether suspects run or are about to: all others wait."""
+        return bool(self._suspects or self._tested)
+
+    def _may_test(self, work: Work) -> bool:
+        """Whether the suspect *work* may run beside what runs now."""
+        if work.prime or len(self.running) > len(self._tested):
+            return not self.running
+        return len(self._tested) < self._company and not any(one.prime for one in self._tested)
 
     def _gate(self, lane: KeyLane) -> None:
         lane.state = State.GATED
         self._gated[lane] = None
 
     def _ungate(self) -> None:
-        if self._suspects or self._alone:
+        if self._is_testing:
             return
         for lane in list(self._gated):
             if not lane.is_live:

@@ -122,7 +122,8 @@ def _postgresql_now(*_: Any, **__: Any) -> str:
 @compiles(database_now, "mysql")
 @compiles(database_now, "mariadb")
 def _mysql_now(*_: Any, **__: Any) -> str:
-    return "CAST(unix_timestamp(sysdate(6)) AS double)"
+    # In UTC: a local clock shows an hour twice when summer time ends.
+    return "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1e6)"
 
 
 @compiles(database_now, "sqlite")

@@ -68,6 +68,10 @@ def _troubles(running: Assembly) -> list[str]:
         found.append("not subscribed yet")
     if clerk is not None and clerk.down is not None:
         found.append(f"the database is down: {clerk.down}")
+    if runtime.hanging_threads >= running.settings.workers:
+        found.append(f"all {running.settings.workers} handler threads hang")
+    if runtime.hanging_tasks >= running.settings.tasks:
+        found.append(f"all {running.settings.tasks} handler tasks hang")
     waits = any(work.waits_for for work in running.lanes.in_hand())
     if waits and running.homes.down is not None:
         found.append(f"dead letters cannot be written: {running.homes.down}")

@@ -43,12 +43,17 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """Whether the ledger holds a row about it."""
     crashes: int = 0
     suspect: bool = False
+    """Whether it may have ended a process: it runs beside nothing but other suspects."""
+    prime: bool = False
+    """Whether it did so among few: it runs beside nothing at all."""
     outages: int = 0
     """How often in a row it was given up because something was down."""
     failed_at: float = 0.0
     """When a dependency failed it last, by the monotonic clock."""
     overtaken: int = 0
     """How many of these failures came after that dependency had served another message."""
+    refused: Exception | None = None
+    """Why no handler may see it: it cannot even be read."""
     waits_for: str | None = None
     """Why it waits: for people."""
     call: Call | None = None
@@ -92,6 +97,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
             or self.dropped
             or self.row is not None
             or self.later is not None
+            or self.refused is not None
             or self.message.is_replay
         )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.message import Message
 
 Position = int | str
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
 
 
 class Lane(NamedTuple):
@@ -50,24 +51,37 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     receipt: Any = None
     """The adapter's own handle; nobody else looks inside."""
     decoded: Message | None = None
+    known_id: str | None = None
+    """The id that it got when it first came, where its own coordinates are not kept in full."""
 
     @property
     def message(self) -> Message:
         """The message; one without an id gets the id that follows from its coordinates."""
         if self.decoded is None:
-            stored = 0.0 if self.timestamp is None else self.timestamp
             self.decoded = from_wire(
                 topic=self.lane.topic,
                 key=self.key,
                 body=self.body,
                 headers=self.headers,
                 fallback_id=self.coordinates_id,
-                fallback_time=lambda: datetime.fromtimestamp(stored, UTC),
+                fallback_time=self.stored_at,
             )
         return self.decoded
 
+    def stored_at(self) -> datetime:
+        """Return when the broker stored it; a stamp that is none, or no date, counts as 1970.
+
+        Brokers keep what a producer wrote: also microseconds where they mean milliseconds.
+        """
+        try:
+            return datetime.fromtimestamp(self.timestamp or 0.0, UTC)
+        except (ValueError, OverflowError, OSError):
+            return _UNKNOWN
+
     def coordinates_id(self) -> str:
         """Return the id derived from topic, partition and position: the same each time."""
+        if self.known_id is not None:
+            return self.known_id
         return derived_id(self.lane.topic, str(self.lane.partition), str(self.position))
 
 

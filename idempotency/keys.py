@@ -8,7 +8,7 @@ from holdfast.ids import derived_id
 
 KEY_BYTES = 16
 DIGEST_BYTES = 8
-_LONGEST = 255
+_LONGEST, _LONGEST_TEXT = 255, 2000
 _UUID_LENGTH, _HEX_LENGTH = 36, 32
 _blake2b = hashlib.blake2b
 _TOMBSTONE = _blake2b(digest_size=DIGEST_BYTES, person=b"tombstone").digest()
@@ -42,18 +42,24 @@ def content_digest(payload: bytes | None) -> bytes:
     return _blake2b(payload, digest_size=DIGEST_BYTES).digest()
 
 
-def fitted(name: str) -> str:
+def storable(text: str) -> str:
+    """Return *text* as every database takes it, and no longer than anybody reads."""
+    cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return cut.replace("\0", "\\0").encode("utf-8", "replace").decode()
+
+
+def fitted(name: str, longest: int = _LONGEST) -> str:
     """Return *name* as a text column takes it: one too long or not storable gives its digest."""
-    if len(name) <= _LONGEST and "\0" not in name and name.isprintable():
+    if len(name) <= longest and "\0" not in name and name.isprintable():
         return name
     try:
         data = name.encode()
     except UnicodeEncodeError:
         data = name.encode("utf-8", "surrogatepass")
     else:
-        if len(name) <= _LONGEST and "\0" not in name:
+        if len(name) <= longest and "\0" not in name:
             return name
-    return f"blake2b:{_blake2b(data, digest_size=32).hexdigest()}"
+    return f"blake2b:{_blake2b(data, digest_size=32).hexdigest()}"[:longest]
 
 
 def idempotency_key(consumer: str, message_id: str) -> str:

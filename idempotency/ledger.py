@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.keys import fitted
+from holdfast.idempotency.keys import fitted, storable
 from holdfast.idempotency.standing import CLEAN, Orphan, Standing, judged, merged
 from holdfast.sql import statements
 from holdfast.transactions import transact
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_ERROR = 2000
 _DEAD_AT_ONCE = 100  # dead owners per sweep
 _PRUNED_AT_ONCE = 500
 _COUNTS = {"failed": 0, "released": 0, "crashed": 0, "suspected": 0, "error": None}
@@ -33,8 +33,9 @@ class Ledger:
     A process (*owner*) marks what it takes up before any handler runs, one write for a
     whole batch, and removes the marks when it is done, again one write. A mark whose owner
     no longer gives signs of life is a crash. If the batch was in flight together, each
-    message is only a suspect; run a suspect with `alone=True` and nothing beside it, and a
-    further crash is counted as its own. Good messages leave no row behind.
+    message is only a suspect. Run suspects with `alone=True` and nothing beside them but other
+    suspects: a further crash is counted as the own one of a message that had no company, and
+    tells those few that had from the rest. Good messages leave no row behind.
 
     Every method joins the transaction of *connection*, or commits one of its own, in which
     deadlocks are begun again.
@@ -80,8 +81,8 @@ class Ledger:
     ) -> None:
         """Mark *ids* as taken up by *owner*; return before any of their handlers runs.
 
-        With *alone* the caller promises that no other handler runs in this process until
-        the message is finished. It may turn an earlier mark into a lone one.
+        With *alone* the caller promises that no handler runs in this process until the message
+        is finished, but those of messages marked so. It may turn an earlier mark into such a one.
         """
         listed = _listed(ids)
         if listed is None:
@@ -153,7 +154,7 @@ class Ledger:
         should.
         """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return self._count(connection, consumer, message_id, failed=1, error=_storable(text))
+        return self._count(connection, consumer, message_id, failed=1, error=storable(text))
 
     def released(
         self, consumer: str, message_id: str, *, connection: Connection | Session | None = None
@@ -171,8 +172,8 @@ class Ledger:
         """Turn the marks of dead owners into blame, each exactly once, and return them.
 
         Call it at the start and now and then; several processes may do so at once. A lone
-        mark is a crash of that message, and whatever else the owner had taken up had not
-        begun. Marks in company make suspects.
+        mark is a crash of that message. Marks in company make suspects; where some of them were
+        made with *alone*, whatever else the owner had taken up had not begun.
         """
         return self._run(connection, self._sweep)
 
@@ -189,14 +190,17 @@ class Ledger:
             wanted = {"consumer": fitted(consumer), "ids": listed}
             self._run(connection, lambda db: db.execute(self._sql["forget"], wanted))
 
-    def prune(self, *, older_than: float) -> int:
+    def prune(self, *, older_than: float, seconds: float = math.inf) -> int:
         """Forget messages of which nothing was heard for *older_than* seconds; return how many.
 
-        Goes in small steps that never wait for each other, so several may prune at once.
+        Goes in small steps that never wait for each other, so several may prune at once; after
+        *seconds* no further one begins.
         """
-        pruned = 0
+        pruned, until = 0, self._clock.monotonic() + seconds
         while step := transact(self._engine, lambda db: self._prune(db, older_than)):
             pruned += step
+            if self._clock.monotonic() >= until:
+                break
         return pruned
 
     def _prune(self, db: Connection, age: float) -> int:
@@ -257,9 +261,3 @@ def _listed(ids: Iterable[str]) -> str | None:
     """Return *ids* as one parameter; sorted, so that two writers never wait for each other."""
     kept = sorted({fitted(id_) for id_ in ids})
     return msgspec.json.encode(kept).decode() if kept else None
-
-
-def _storable(text: str) -> str:
-    """Return *text* as every database takes it, and no longer than anybody reads."""
-    cut = text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
-    return cut.replace("\0", "\\0").encode("utf-8", "replace").decode()

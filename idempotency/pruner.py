@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -24,17 +25,20 @@ def prune(
     *,
     consumer: str | None = None,
     step: int = 500,
+    seconds: float = math.inf,
     progress: Callable[[str, int], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, int]:
     """Delete what each consumer (or only *consumer*) need not remember; return how many rows.
 
     Each *step* is a short transaction that skips what another pruner has in hand, so several
-    may run at once and no handler waits. *progress* is told the consumer and each step.
+    may run at once and no handler waits. After *seconds* no further step begins: call it again
+    to go on. *progress* is told the consumer and each step.
     """
     if step < 1:
         raise ConfigurationError(f"prune(step={step}): use 1 or more")
     pruned: dict[str, int] = {}
+    until = clock.monotonic() + seconds
     sql = statements("holdfast.idempotency", engine.dialect.name)
     for number, name, window in _windows(engine, consumer):
         if window is None:
@@ -51,6 +55,8 @@ def prune(
             pruned[name] = pruned.get(name, 0) + done
             if progress is not None:
                 progress(name, done)
+            if clock.monotonic() >= until:
+                return pruned
     return pruned
 
 

@@ -35,8 +35,16 @@ class Standing:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether to run it alone, so that a crash has one possible cause."""
+        """Whether to run it apart from all that are none."""
         return self.suspected > 0 or self.crashed > 0 or self.begun > 0
+
+    @property
+    def is_prime_suspect(self) -> bool:
+        """Whether to run it alone, so that a crash has one possible cause.
+
+        Once suspected it had perhaps not even begun; twice, it ran among a few suspects.
+        """
+        return self.suspected > 1 or self.crashed > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,7 @@ class Orphan:
     alone: bool
     """Whether nothing else ran there: then this message is counted as crashed."""
     innocent: bool = False
-    """Whether another message ran alone there, so that this one had not begun."""
+    """Whether suspects ran apart there, so that this one had not begun."""
 
 
 CLEAN = Standing()
@@ -58,14 +66,15 @@ CLEAN = Standing()
 
 def judged(owner: str, marks: Sequence[Any]) -> list[Orphan]:
     """Say for each mark of a dead *owner* whether it is proof, suspicion or neither."""
-    proof = any(mark.alone for mark in marks)
+    apart = [mark for mark in marks if mark.alone]
+    begun = apart or marks
     return [
         Orphan(
             consumer=mark.consumer,
             message_id=mark.message_id,
             owner=owner,
-            alone=bool(mark.alone) or len(marks) == 1,
-            innocent=proof and not mark.alone,
+            alone=len(begun) == 1 and begun[0] is mark,
+            innocent=bool(apart) and not mark.alone,
         )
         for mark in marks
     ]

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import func, literal_column, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.schema import plan
@@ -39,7 +39,9 @@ def database_seconds(dialect: str) -> ColumnElement[Any]:
         case "postgresql":
             return func.extract("epoch", func.clock_timestamp())
         case "mysql" | "mariadb":
-            return func.unix_timestamp(func.now(6))
+            # In UTC: a local clock shows an hour twice when summer time ends.
+            utc = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))"
+            return literal_column(utc) / 1e6
         case _:
             return (func.julianday("now") - _SQLITE_EPOCH) * _DAY
 

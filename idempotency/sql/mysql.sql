@@ -1,11 +1,12 @@
+-- The clock is counted in UTC: a local one shows an hour twice when summer time ends.
 -- name: now
-SELECT UNIX_TIMESTAMP(SYSDATE(6)) AS now
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 AS now
 -- name: greet
-INSERT INTO holdfast_owner (owner, until) VALUES (:owner, UNIX_TIMESTAMP(SYSDATE(6)) + :ttl)
+INSERT INTO holdfast_owner (owner, until) VALUES (:owner, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :ttl)
 ON DUPLICATE KEY UPDATE until = VALUES(until)
 -- name: start
 INSERT INTO holdfast_start (consumer, message_id, owner, alone, at)
-SELECT :consumer, id, :owner, :alone, UNIX_TIMESTAMP(SYSDATE(6))
+SELECT :consumer, id, :owner, :alone, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 ON DUPLICATE KEY UPDATE alone = VALUES(alone), at = VALUES(at)
 -- name: finish
@@ -29,9 +30,9 @@ GROUP BY s.message_id
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
     first_failed_at, last_failed_at, last_error, changed_at)
 VALUES (:consumer, :id, :failed, :released, :crashed, :suspected,
-    CASE WHEN :failed > 0 THEN UNIX_TIMESTAMP(SYSDATE(6)) END,
-    CASE WHEN :failed > 0 THEN UNIX_TIMESTAMP(SYSDATE(6)) END, :error,
-    UNIX_TIMESTAMP(SYSDATE(6)))
+    CASE WHEN :failed > 0 THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 END,
+    CASE WHEN :failed > 0 THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 END, :error,
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)
 ON DUPLICATE KEY UPDATE failed = failed + VALUES(failed), released = released + VALUES(released),
     crashed = crashed + VALUES(crashed), suspected = suspected + VALUES(suspected),
     first_failed_at = coalesce(first_failed_at, VALUES(first_failed_at)),
@@ -41,12 +42,12 @@ ON DUPLICATE KEY UPDATE failed = failed + VALUES(failed), released = released + 
 DELETE a FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
 -- name: dead_owners
-SELECT owner FROM holdfast_owner WHERE until < UNIX_TIMESTAMP(SYSDATE(6))
+SELECT owner FROM holdfast_owner WHERE until < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6
 ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
 -- name: adopt
 -- An owner that was buried while it still began something gets a last term.
 INSERT IGNORE INTO holdfast_owner (owner, until)
-SELECT DISTINCT s.owner, UNIX_TIMESTAMP(SYSDATE(6)) + :ttl
+SELECT DISTINCT s.owner, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :ttl
 FROM holdfast_start s LEFT JOIN holdfast_owner o ON o.owner = s.owner
 WHERE o.owner IS NULL
 -- name: marks_of
@@ -56,17 +57,17 @@ ORDER BY consumer, message_id
 DELETE FROM holdfast_owner WHERE owner = :owner
 -- name: old_attempts
 SELECT consumer, message_id FROM holdfast_attempt
-WHERE changed_at < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+WHERE changed_at < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 - :age
 ORDER BY changed_at LIMIT :most FOR UPDATE SKIP LOCKED
 -- name: claim
 -- MySQL: how many were new is all it tells.
 INSERT IGNORE INTO holdfast_inbox (consumer, message, handled_at, digest)
-SELECT :consumer, UNHEX(j.message), UNIX_TIMESTAMP(SYSDATE(6)), UNHEX(j.digest)
+SELECT :consumer, UNHEX(j.message), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6, UNHEX(j.digest)
 FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$[0]', digest CHAR(16) PATH '$[1]')) j
 -- name: claim_returning
 -- MariaDB.
 INSERT IGNORE INTO holdfast_inbox (consumer, message, handled_at, digest)
-SELECT :consumer, UNHEX(j.message), UNIX_TIMESTAMP(SYSDATE(6)), UNHEX(j.digest)
+SELECT :consumer, UNHEX(j.message), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6, UNHEX(j.digest)
 FROM JSON_TABLE(:packed, '$[*]' COLUMNS (message CHAR(32) PATH '$[0]', digest CHAR(16) PATH '$[1]')) j
 RETURNING message
 -- name: recall
@@ -82,7 +83,7 @@ STRAIGHT_JOIN holdfast_inbox i ON i.consumer = :consumer AND i.message = UNHEX(j
 UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND message = :message
 -- name: old_rows
 SELECT message FROM holdfast_inbox
-WHERE consumer = :consumer AND handled_at < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+WHERE consumer = :consumer AND handled_at < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 - :age
 LIMIT :most FOR UPDATE SKIP LOCKED
 -- name: savepoint
 SAVEPOINT holdfast_claim
@@ -92,22 +93,22 @@ ROLLBACK TO SAVEPOINT holdfast_claim
 RELEASE SAVEPOINT holdfast_claim
 -- name: prune_leases
 DELETE FROM holdfast_inbox_lease
-WHERE consumer = :consumer AND until < UNIX_TIMESTAMP(SYSDATE(6)) - :age
+WHERE consumer = :consumer AND until < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 - :age
 -- name: lease_seed
 INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
 VALUES (:consumer, :message, 0, 0)
 -- Locks the row for writing; IGNORE would lock it for reading, and two such wait in a circle.
 ON DUPLICATE KEY UPDATE token = token
 -- name: lease_look
-SELECT token, until, until - UNIX_TIMESTAMP(SYSDATE(6)) AS remaining
+SELECT token, until, until - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 AS remaining
 FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
 -- name: lease_take
 -- The token only grows, also where the row was pruned in between.
 UPDATE holdfast_inbox_lease
-SET token = greatest(token + 1, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+SET token = greatest(token + 1, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS SIGNED)), until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
 WHERE consumer = :consumer AND message = :message
 -- name: lease_renew
-UPDATE holdfast_inbox_lease SET until = UNIX_TIMESTAMP(SYSDATE(6)) + :seconds
+UPDATE holdfast_inbox_lease SET until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
 WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: lease_end
 DELETE FROM holdfast_inbox_lease
@@ -117,22 +118,22 @@ UPDATE holdfast_inbox_lease SET until = 0
 WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: version_seed
 INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
-VALUES (:consumer, :entity, :version, 0, UNIX_TIMESTAMP(SYSDATE(6)))
+VALUES (:consumer, :entity, :version, 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)
 -- Locks the row for writing; IGNORE would lock it for reading, and two such wait in a circle.
 ON DUPLICATE KEY UPDATE stale = stale
 -- name: version_look
 SELECT version FROM holdfast_version WHERE consumer = :consumer AND entity = :entity FOR UPDATE
 -- name: version_set
-UPDATE holdfast_version SET version = :version, changed_at = UNIX_TIMESTAMP(SYSDATE(6))
+UPDATE holdfast_version SET version = :version, changed_at = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6
 WHERE consumer = :consumer AND entity = :entity
 -- name: version_stale
-UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = UNIX_TIMESTAMP(SYSDATE(6))
+UPDATE holdfast_version SET stale = stale + 1, last_stale = :version, changed_at = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6
 WHERE consumer = :consumer AND entity = :entity
 -- name: version_forget
 DELETE FROM holdfast_version WHERE consumer = :consumer AND entity = :entity
 -- name: ahead_hold
 INSERT INTO holdfast_ahead (consumer, entity, version, content, held_at)
-VALUES (:consumer, :entity, :version, :content, UNIX_TIMESTAMP(SYSDATE(6)))
+VALUES (:consumer, :entity, :version, :content, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)
 ON DUPLICATE KEY UPDATE held_at = held_at
 -- name: ahead_count
 -- Locking: at REPEATABLE READ a plain read would not see what was held after the snapshot.

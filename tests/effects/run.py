@@ -64,6 +64,7 @@ class Run:
     kills: int = 1
     deadly: int = 0
     sabotage: str = ""
+    """What breaks a promise on purpose: the run ends when the broker has nothing left."""
     deadline: float = 120.0
     partitions: int = 4
     batch: int = 0
@@ -162,14 +163,15 @@ class Run:
         workers: list[subprocess.Popen[bytes]],
     ) -> bool:
         self._look_after(engine, workers)
-        if self._handled(engine) < sum(order["kind"] in ("good", "flaky") for order in orders):
+        wanted = sum(order["kind"] in ("good", "flaky") for order in orders)
+        if not self.sabotage and self._handled(engine) < wanted:  # with it they may never be
             return False
         with engine.connect() as db:
             waiting = db.execute(select(func.count()).select_from(held)).scalar_one()
             keys = db.execute(select(func.count()).select_from(held_key)).scalar_one()
             dead = db.execute(select(func.count()).select_from(letters)).scalar_one()
         wanted = sum(order["kind"] in ("poison", "deadly") for order in orders)
-        if waiting or keys or dead < wanted:
+        if waiting or keys or (dead < wanted and not self.sabotage):
             return False
         with closing(connect(self.broker, **self.native)) as broker:
             return not any(broker.lag(GROUP, [TOPIC]).values())

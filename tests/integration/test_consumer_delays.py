@@ -164,6 +164,16 @@ def test_a_tier_keeps_an_unordered_message_across_restarts(place: Place) -> None
     assert place.seen.count((after, 1)) == 1
 
 
+@pytest.mark.parametrize("place", ["nats"], indirect=True)
+def test_a_tier_keeps_a_message_without_a_key_also_of_an_ordered_handler(place: Place) -> None:
+    """There is no order to keep: its retry need not wait in memory."""
+    (bad,) = place.send("bad", key=None)
+    consumer = place.consumer(ordered=True, fails=1)
+    with running(consumer):
+        until(lambda: place.seen == [(bad, 1), (bad, 2)], "the second attempt")
+    assert consumer.tally.delayed == 1
+
+
 @pytest.mark.parametrize("place", ["kafka"], indirect=True)
 def test_a_tier_that_is_not_due_is_paused_while_the_consumer_polls_on(place: Place) -> None:
     """Its partition waits; the topic itself is served meanwhile."""

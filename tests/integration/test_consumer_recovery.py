@@ -167,7 +167,7 @@ def test_work_lost_before_it_was_admitted_is_forgotten(bench: Bench) -> None:
     route = consumer._routes["orders"]
     books = consumer._books
     assert books is not None
-    lanes = Lanes(Gates([route], SYSTEM_CLOCK), SYSTEM_CLOCK, wake=lambda: None,
+    lanes = Lanes(Gates([route], SYSTEM_CLOCK), SYSTEM_CLOCK, company=4, wake=lambda: None,
                   dropped=lambda _work: None)  # fmt: skip
     clerk = Clerk(books, lanes, owner="me", settings=consumer.settings, clock=SYSTEM_CLOCK,
                   chores=lambda: None)  # fmt: skip

@@ -101,6 +101,29 @@ def test_effects_of_batches_happen_once_on_kafka(
     check(Run(broker=url, native=native, database=name, batch=40, **size))
 
 
+def test_the_checker_sees_a_dedup_row_in_a_transaction_of_its_own(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """What failed once counts as done: exactly the flaky messages have no effect."""
+    run = Run(broker=f"sqlite:///{tmp_path}/b.db?session=2", count=100, kills=0,
+              database=postgres.database("effects_apart"), sabotage="dedup_apart")  # fmt: skip
+    verdict = run.go()
+    assert not verdict.clean
+    flaky = [order["number"] for order in run._orders() if order["kind"] == "flaky"]
+    assert verdict.missing == flaky
+
+
+def test_the_checker_sees_an_acknowledgement_before_the_commit(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """What a killed process had in hand is gone."""
+    run = Run(broker=f"sqlite:///{tmp_path}/b.db?session=2", count=1000, kills=1,
+              database=postgres.database("acked"), sabotage="acknowledge_first")  # fmt: skip
+    verdict = run.go()
+    assert not verdict.clean
+    assert 0 < len(verdict.missing) < run.count
+
+
 @pytest.mark.parametrize("batch", [0, 20])
 def test_a_message_that_kills_its_process_is_quarantined_and_the_group_goes_on(
     postgres: Postgres, tmp_path: Path, batch: int

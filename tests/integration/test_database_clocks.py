@@ -1,0 +1,56 @@
+"""The clock of the database, by which leases are counted, goes on evenly all year."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select, text
+
+from holdfast.consumer.schema import database_now
+from holdfast.database import open_database
+from holdfast.dlq.replay.lease import database_seconds
+from holdfast.sql import statements
+
+if TYPE_CHECKING:
+    from tests.servers import MariaDB
+
+SWITCH = 1792890000
+"""25 October 2026, 01:00 UTC: it is three o'clock, and then two again."""
+ZONE = (
+    "INSERT IGNORE INTO mysql.time_zone (Time_zone_id, Use_leap_seconds) VALUES (9001, 'N')",
+    "INSERT IGNORE INTO mysql.time_zone_name (Name, Time_zone_id) VALUES ('Two/Oclocks', 9001)",
+    (
+        "INSERT IGNORE INTO mysql.time_zone_transition_type (Time_zone_id, Transition_type_id, "
+        "`Offset`, Is_DST, Abbreviation) VALUES (9001, 0, 7200, 1, 'S'), (9001, 1, 3600, 0, 'W')"
+    ),
+    (
+        "INSERT IGNORE INTO mysql.time_zone_transition (Time_zone_id, Transition_time, "
+        "Transition_type_id) VALUES (9001, 1774746000, 0), (9001, 1792890000, 1)"
+    ),
+)
+
+
+def test_the_hour_that_comes_twice_is_counted_once_on_mariadb(mariadb: MariaDB) -> None:
+    """Every clock says the same before and after summer time ends, whatever the session's zone."""
+    engine = open_database(mariadb.database("clocks"))
+    try:
+        with engine.connect() as db:
+            for statement in ZONE:
+                db.execute(text(statement))
+            db.commit()
+            db.execute(text("SET time_zone = 'Two/Oclocks'"))
+            clocks = [
+                statements("holdfast.idempotency", "mysql")["now"],
+                statements("holdfast.outbox", "mysql")["now"],
+                select(database_now()),
+                select(database_seconds("mysql")),
+            ]
+            for moment in (SWITCH - 1800.25, SWITCH + 1800.25):
+                db.execute(text(f"SET timestamp = {moment}"))
+                local = db.execute(text("SELECT HOUR(NOW())")).scalar_one()
+                assert local == 2
+                assert [float(db.execute(one).scalar_one()) for one in clocks] == [moment] * 4
+            db.rollback()
+            db.invalidate()
+    finally:
+        engine.dispose()
