@@ -14,6 +14,9 @@ from holdfast.brokers import connect
 from holdfast.consumer import Consumer, create_tables
 from holdfast.consumer.schema import held, held_key
 from holdfast.database import open_database
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.replay import Policy, Selection, Terms, freeze
+from holdfast.dlq.replay.marks import Marks, replay_topic
 from holdfast.dlq.schema import message as letters
 from holdfast.idempotency.schema import attempt, start
 from holdfast.testing import wait_until
@@ -71,6 +74,17 @@ class Bench:
         sink = self.broker.sink()
         assert not [result.error for result in sink.publish(messages) if result.error]
         sink.close()
+
+    def replay(self, letter: Any, body: bytes) -> None:
+        """Send *letter* again, by a plan of its own."""
+        terms = Terms(policy=Policy(canary=0, ramp=()))
+        chosen = Selection(consumer_group=self.group)
+        plan = freeze(self.engine, chosen, terms, Warrant(actor="ada", reason="fixed")).plan
+        marks = Marks(group=self.group, plan=plan.id, dlq_id=letter.dlq_id, topic="orders")
+        copy = Message.new(
+            replay_topic("orders", self.group), body, key="k", ids=lambda: letter.message_id
+        )
+        self.send(copy.with_(headers=marks.stamped(copy.headers)))
 
     def note(self, session: Session, what: str) -> None:
         """Make an effect in the handler's transaction."""

@@ -14,7 +14,6 @@ from holdfast import ConfigurationError, Message, PoisonMessage, Transient, curr
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Attempt, Batches, Order
 from holdfast.dlq import close, dead_letter
-from holdfast.dlq.replay.marks import Marks, replay_topic
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import idempotent
 from holdfast.outbox import Outbox
@@ -373,11 +372,7 @@ def test_a_replay_in_a_batch_is_confirmed_and_frees_its_key(bench: Bench) -> Non
     with running(consumer):
         until(lambda: bench.lag == 0 and len(bench.held) == 1, "the poison found")
         broken.clear()
-        letter = bench.letters[0]
-        marks = Marks(group="g", plan="p", dlq_id=letter.dlq_id, topic="orders")
-        bad = letter.message_id
-        copy = Message.new(replay_topic("orders", "g"), b"1", key="k", ids=lambda: bad)
-        bench.send(copy.with_(headers=marks.stamped(copy.headers)))
+        bench.replay(bench.letters[0], b"1")
         until(lambda: bench.effects == ["1", "2"], "the key goes on")
     assert [row.state for row in bench.letters] == ["confirmed"]
 

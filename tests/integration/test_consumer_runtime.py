@@ -708,14 +708,11 @@ def test_a_replay_for_this_group_runs_and_frees_its_key(bench: Bench) -> None:
             raise PoisonMessage("a bug")
         bench.note(session, order)
 
-    (bad, _) = bench.publish("bad", "after", key="k")
+    bench.publish("bad", "after", key="k")
     with running(consumer):
         until(lambda: len(bench.held) == 1, "one parked")
         fixed.set()
-        letter = bench.letters[0]
-        marks = Marks(group="g", plan="p", dlq_id=letter.dlq_id, topic="orders")
-        replayed = Message.new(replay_topic("orders", "g"), b"bad", key="k", ids=lambda: bad)
-        bench.send(replayed.with_(headers=marks.stamped(replayed.headers)))
+        bench.replay(bench.letters[0], b"bad")
         until(lambda: not bench.held_keys, "the key went on")
     assert bench.effects == ["bad", "after"]
     assert seen[-2] == ("orders", True)
