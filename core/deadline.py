@@ -45,14 +45,10 @@ def within(seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = 
     return Deadline(until, seconds, clock, is_cut)
 
 
-def begin(deadline: Deadline) -> Token[Deadline | None]:
-    """Make *deadline* the current one until `end`."""
-    return _CURRENT.set(deadline)
-
-
-def end(token: Token[Deadline | None]) -> None:
-    """Make the deadline before *token* the current one again."""
-    _CURRENT.reset(token)
+begin: Callable[[Deadline], Token[Deadline | None]] = _CURRENT.set
+"""Makes a deadline the current one until `end`."""
+end: Callable[[Token[Deadline | None]], None] = _CURRENT.reset
+"""Makes the deadline before a token the current one again."""
 
 
 def current_deadline() -> Deadline | None:

@@ -166,10 +166,13 @@ class Retry(Layer):
         if self._keeps_state:
             progress.state = strategies.new_state(call)
         if self.deadline is not None:
-            left = self.deadline - _failing_for(call)
-            progress.is_last = left <= 0
-            # One that was taken up too late gets a whole attempt still, its last.
-            seconds = self.deadline if progress.is_last else left
+            seconds = self.deadline
+            since = call.failing_since
+            if since is not None:  # over all its runs
+                left = seconds - max(0.0, call.clock.monotonic() - since)
+                progress.is_last = left <= 0
+                # One that was taken up too late gets a whole attempt still, its last.
+                seconds = seconds if progress.is_last else left
             progress.deadline = within(seconds, call.clock)
             progress.token = begin(progress.deadline)
         return progress
@@ -303,12 +306,6 @@ def _finish(progress: Progress) -> None:
     if progress.token is not None:
         end(progress.token)
         progress.token = None
-
-
-def _failing_for(call: Call) -> float:
-    """Return the seconds that a message has been failing for before this run of it."""
-    since = call.failing_since
-    return 0.0 if since is None else max(0.0, call.clock.monotonic() - since)
 
 
 def _whose(call: Call) -> str:

@@ -49,11 +49,20 @@ class Timeout(Layer):
 
     def leave(self, call: Call) -> None:
         """End it; a late result is still a result."""
-        self._end(call)
+        started: tuple[Token[Deadline | None], Deadline] = call.notes.pop(self)
+        token, deadline = started
+        end(token)
+        if call.clock.monotonic() >= deadline.until:
+            log.warning(
+                "attempt %d took longer than its limit of %g s and could not be interrupted: "
+                "pass holdfast.retry.remaining() to what it calls",
+                call.attempt,
+                self.seconds,
+            )
 
     def fail(self, call: Call, error: BaseException) -> None:
         """End it."""
-        self._end(call)
+        self.leave(call)
 
     async def enter_async(self, call: Call) -> None:
         """Start the attempt's time, and have the loop watch it."""
@@ -75,18 +84,6 @@ class Timeout(Layer):
             await self._end_async(call).__aexit__(type(error), error, error.__traceback__)
         except TimeoutError:
             raise AttemptTimeout(self.seconds) from error
-
-    def _end(self, call: Call) -> None:
-        started: tuple[Token[Deadline | None], Deadline] = call.notes.pop(self)
-        token, deadline = started
-        end(token)
-        if call.clock.monotonic() >= deadline.until:
-            log.warning(
-                "attempt %d took longer than its limit of %g s and could not be interrupted: "
-                "pass holdfast.retry.remaining() to what it calls",
-                call.attempt,
-                self.seconds,
-            )
 
     def _end_async(self, call: Call) -> asyncio.Timeout:
         started: tuple[Token[Deadline | None], asyncio.Timeout] = call.notes.pop(self)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.brokers import connect
 from holdfast.brokers.kafka import KafkaBroker
+from holdfast.errors import BrokerDown
+from holdfast.ids import new_id
+from holdfast.message import Message
+from holdfast.outbox.leased_sink import Hurried
 from holdfast.testing.conformance import BrokerConformance
 from holdfast.urls import BrokerUrl
 from tests.kafka.members import QUICK, SILENCE
@@ -28,12 +33,12 @@ class KafkaConformance(BrokerConformance):
     settle_in = 30.0
 
     @pytest.fixture
-    def url(self, kafka: Kafka) -> str:
-        return f"{self.scheme}://{kafka.address}"
+    def url(self, own_kafka: Kafka) -> str:
+        return f"{self.scheme}://{own_kafka.address}"
 
     @pytest.fixture
-    def broker(self, url: str, kafka: Kafka) -> Iterator[KafkaBroker]:
-        self.server = kafka
+    def broker(self, url: str, own_kafka: Kafka) -> Iterator[KafkaBroker]:
+        self.server = own_kafka
         broker = KafkaBroker(BrokerUrl.parse(url))
         yield broker
         broker.close()
@@ -60,3 +65,27 @@ class TestKafkaPython(KafkaConformance):
 class TestConfluent(KafkaConformance):
     scheme = "kafka+confluent"
     source_settings = QUICK["kafka+confluent"]
+
+
+@pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("driver", ["kafka", "kafka+confluent"])
+def test_a_batch_to_kafka_is_given_up_when_the_lease_is_over(own_kafka: Kafka, driver: str) -> None:
+    """It counts as an outage at once, and the next batch goes through a producer of its own."""
+    topic = f"lease-{new_id()}"
+    with ExitStack() as closing:
+        broker = connect(f"{driver}://{own_kafka.address}")
+        closing.callback(broker.close)
+        broker.create_topic(topic)
+        sink: Any = broker.sink()
+        closing.callback(sink.close)
+        assert isinstance(sink, Hurried)
+        batch = [Message.new(topic, b"%d" % n, key="k") for n in range(50)]
+        assert [result.error for result in sink.publish_within(batch, 60.0)] == [None] * 50
+        with pytest.raises(BrokerDown, match="no time was left"):
+            sink.publish_within(batch, 0.0)
+        own_kafka.pause()  # what is under way is not answered
+        closing.callback(own_kafka.resume)
+        with pytest.raises(BrokerDown):
+            sink.publish_within(batch, 0.2)
+        own_kafka.resume()
+        assert [result.error for result in sink.publish(batch)] == [None] * 50

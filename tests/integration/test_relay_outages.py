@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from holdfast import BrokerDown, Message
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.ids import new_id
 from holdfast.outbox import LeaseEngine, LeaseTerms
-from holdfast.outbox.leased_sink import Hurried
 from holdfast.outbox.wal import WalEngine
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.testing.proxy import FaultProxy
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.ports import Broker
-    from tests.servers import Kafka
     from tests.servers.fixtures import PrivateServer
 
 EVENTS = [(f"k{n % 3}", f"{n:04}" + "x" * 200) for n in range(60)]
@@ -169,27 +166,3 @@ def test_a_full_disk_of_the_broker_is_an_outage_that_parks_nothing(
             node.ctl("set_disk_free_limit", "1000")
             wait_until(lambda: shop.left == 0, deadline=90, what="the outbox drained")
         check(shop, stored(broker, "reader"))
-
-
-@pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("driver", ["kafka", "kafka+confluent"])
-def test_a_batch_to_kafka_is_given_up_when_the_lease_is_over(kafka: Kafka, driver: str) -> None:
-    """It counts as an outage at once, and the next batch goes through a producer of its own."""
-    topic = f"lease-{new_id()}"
-    with ExitStack() as closing:
-        broker = connect(f"{driver}://{kafka.address}")
-        closing.callback(broker.close)
-        broker.create_topic(topic)
-        sink: Any = broker.sink()
-        closing.callback(sink.close)
-        assert isinstance(sink, Hurried)
-        batch = [Message.new(topic, b"%d" % n, key="k") for n in range(50)]
-        assert [result.error for result in sink.publish_within(batch, 60.0)] == [None] * 50
-        with pytest.raises(BrokerDown, match="no time was left"):
-            sink.publish_within(batch, 0.0)
-        kafka.pause()  # what is under way is not answered
-        closing.callback(kafka.resume)
-        with pytest.raises(BrokerDown):
-            sink.publish_within(batch, 0.2)
-        kafka.resume()
-        assert [result.error for result in sink.publish(batch)] == [None] * 50

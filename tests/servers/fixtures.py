@@ -19,7 +19,7 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 
 _FLEET = pytest.StashKey[Fleet]()
-_LENT = (RabbitMQ,)  # slow to start, and nobody pauses the shared one: all workers use one
+_LENT = (RabbitMQ, Kafka)  # slow to start, and nobody stops the shared one: all workers use one
 _LENDER = pytest.StashKey[Lender]()
 
 
@@ -135,3 +135,11 @@ def nats(servers: Fleet) -> Nats:
 def kafka(servers: Fleet) -> Kafka:
     """Share the run's Kafka."""
     return servers.shared(Kafka)
+
+
+@pytest.fixture(scope="module")
+def own_kafka(servers: Fleet) -> Iterator[Kafka]:
+    """Hold a Kafka for one module, whose tests may stop it for a while."""
+    server = servers.open(Kafka)
+    yield server
+    servers.close(server)
