@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.brokers import connect
 from holdfast.cli.late_engine import LateEngine
+from holdfast.cli.serving import served
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.database import open_database
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc.metrics import CdcMetrics
-from holdfast.outbox.endpoint import Endpoint, host_and_port
+from holdfast.outbox.endpoint import host_and_port
 from holdfast.outbox.measured_engine import MeasuredEngine
 from holdfast.outbox.probes import Probes
 from holdfast.urls import mask
@@ -76,10 +77,11 @@ class Capture:
         """Publish until a signal comes, through every outage."""
         settings = self._settings
         with self._open() as closing:
+            where = served(settings.http, self._probes, self._metrics.text, closing)
             log.info(
                 "cdc %s: %s of %s → %s%s",
                 version("holdfast"), ", ".join(settings.tables), mask(settings.database),
-                mask(settings.broker), self._serve(closing),
+                mask(settings.broker), where,
             )  # fmt: skip
             self.relay.run()
         log.info("cdc ended: published %d", self.relay.health.published)
@@ -104,19 +106,6 @@ class Capture:
             drain = self._settings.drain_seconds
             closing.enter_context(stopped_by_signals(self.relay.stop, drain_seconds=drain))
             yield closing
-
-    def _serve(self, closing: ExitStack) -> str:
-        if self._settings.http is None:
-            return ""
-        endpoint = Endpoint(
-            self._settings.http,
-            alive=self._probes.alive,
-            ready=self._probes.ready,
-            metrics=self._metrics.text,
-        )
-        closing.callback(endpoint.stop)
-        endpoint.start()
-        return f", http://{endpoint.address}"
 
     def _make(self) -> Cdc:
         from holdfast.outbox.cdc import Cdc  # needs psycopg, which is an extra

@@ -16,13 +16,14 @@ from holdfast.cli.failures import Unfinished
 from holdfast.cli.late_engine import LateEngine
 from holdfast.cli.opened import require_file
 from holdfast.cli.progress import shown_progress
+from holdfast.cli.serving import served
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.database import open_database
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks
 from holdfast.outbox.backlog import Backlog
-from holdfast.outbox.endpoint import Endpoint, host_and_port
+from holdfast.outbox.endpoint import host_and_port
 from holdfast.outbox.measured_engine import MeasuredEngine
 from holdfast.outbox.metrics import RelayMetrics, Sampler
 from holdfast.outbox.probes import Probes
@@ -162,19 +163,11 @@ class Sidecar:
         return stack
 
     def _serve(self, closing: ExitStack) -> str:
-        if self._settings.http is None:
-            return ""
-        endpoint = Endpoint(
-            self._settings.http,
-            alive=self._probes.alive,
-            ready=self._probes.ready,
-            metrics=self._metrics.text,
-        )
-        closing.callback(endpoint.stop)
-        endpoint.start()
-        closing.callback(self._sampler.stop)
-        self._sampler.start()
-        return f", http://{endpoint.address}"
+        where = served(self._settings.http, self._probes, self._metrics.text, closing)
+        if where:
+            closing.callback(self._sampler.stop)
+            self._sampler.start()
+        return where
 
     @property
     def _slot(self) -> str | None:

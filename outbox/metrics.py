@@ -72,25 +72,32 @@ class Sampler:
             self._clock.wait(self._stop, self._every)
 
 
-class RelayMetrics(Collector):
-    """What Prometheus reads; every series is there from the start, at 0."""
+class StepMetrics(Collector):
+    """A registry of its own, and how long the steps of *what* took in it."""
 
-    def __init__(self, health: Health, sampler: Sampler, *, shards: Callable[[], int]) -> None:
-        self._health = health
-        self._sampler = sampler
-        self._shards = shards
+    def __init__(self, what: str) -> None:
         self._registry = CollectorRegistry()
         self.step_seconds = Histogram(
-            "holdfast_relay_step_seconds",
-            "How long the relay's steps took.",
+            f"holdfast_{what}_step_seconds",
+            f"How long the steps of the {what} took.",
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(self)
 
     def text(self) -> bytes:
         """Return all series as Prometheus scrapes them."""
         return generate_latest(self._registry)
+
+
+class RelayMetrics(StepMetrics):
+    """What Prometheus reads; every series is there from the start, at 0."""
+
+    def __init__(self, health: Health, sampler: Sampler, *, shards: Callable[[], int]) -> None:
+        super().__init__("relay")
+        self._health = health
+        self._sampler = sampler
+        self._shards = shards
+        self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Read the relay's health and the last sample of the tables."""

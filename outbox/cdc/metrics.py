@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+
+from holdfast.outbox.metrics import StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,27 +15,15 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.relay import Health
 
-_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-
-class CdcMetrics(Collector):
+class CdcMetrics(StepMetrics):
     """What Prometheus reads; every series is there from the start, at 0."""
 
     def __init__(self, health: Health, rows: Callable[[], int | None]) -> None:
+        super().__init__("cdc")
         self._health = health
         self._rows = rows
-        self._registry = CollectorRegistry()
-        self.step_seconds = Histogram(
-            "holdfast_cdc_step_seconds",
-            "How long the capture's steps took.",
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
         self._registry.register(self)
-
-    def text(self) -> bytes:
-        """Return all series as Prometheus scrapes them."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Read the capture's health."""

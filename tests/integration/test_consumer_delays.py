@@ -235,7 +235,7 @@ def handle(order: str, attempt: Attempt) -> None:
 import threading
 def tell():
     while not consumer.tally.delayed:
-        time.sleep(0.01)
+        time.sleep(0.01)  # pacing: a look at a counter in another process
     print("delayed", flush=True)
 threading.Thread(target=tell, daemon=True).start()
 consumer.run()
