@@ -73,8 +73,10 @@ class Judge:
         except DependencyDown as outage:
             return self.down(work, outage)
         finally:
-            if work.call is not None:
-                work.call.error = None  # or they would keep each other alive
+            call = work.call
+            if call is not None and call.error is not None:
+                # With its frames, or after the run, they would keep each other alive.
+                call.error = None if work.later is None else call.error.with_traceback(None)
 
     def done(self, work: Work, *, duplicate: bool) -> Verdict:
         """Note that the way of *work* has ended: its effect is there, or its dead letter."""

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from holdfast import ConfigurationError, Message
-from holdfast.consumer import Consumer, Ending, Order, Settings
+from holdfast.consumer import Attempt, Consumer, Ending, Order, Settings
 from holdfast.dlq import dead_letter
 from holdfast.idempotency import Inbox, idempotent
 from holdfast.retry import Backoff, retry, timeout
@@ -252,3 +252,28 @@ def test_a_stop_is_bounded_though_an_async_handler_waits_for_a_thread(bench: Ben
     assert time.monotonic() - asked < 100
     assert "Traceback" not in err
     assert bench.lag == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_attempt_knows_why_the_one_before_failed(bench: Bench, is_async: bool) -> None:
+    """The error itself, without the frames that would keep a session alive."""
+    consumer, seen = bench.consumer(), []
+
+    def note(attempt: Attempt) -> None:
+        seen.append(attempt.error)
+        if attempt.number < 3:
+            raise ConnectionError(f"no answer to {attempt.number}")
+
+    async def handle_async(order: str, attempt: Attempt) -> None:
+        note(attempt)
+
+    def handle(order: str, attempt: Attempt) -> None:
+        note(attempt)
+
+    chosen = handle_async if is_async else handle
+    consumer.on("orders")(retry(Backoff(first=0.01, ceiling=0.01, attempts=5))(chosen))
+    bench.publish("one")
+    with running(consumer):
+        until(lambda: bench.lag == 0, "handled")
+    assert [str(error) for error in seen] == ["None", "no answer to 1", "no answer to 2"]
+    assert seen[1].__traceback__ is None
