@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,21 @@ class Late:
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = self.name
-            return group
+            return _flowing(group)
         single = typer.Typer(add_completion=False)
         epilog = f"Example: {self.example}" if self.example else module.EXAMPLE
         single.command(self.name, epilog=epilog)(target)
-        return typer.main.get_command(single)
+        return _flowing(typer.main.get_command(single))
+
+
+def _flowing(command: Any) -> Any:
+    """Let the terminal break the lines of --help, not the source: paragraphs flow."""
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _flowing(inner)
+    return command
 
 
 class LateGroup(TyperGroup):

@@ -65,6 +65,16 @@ def test_the_overview_says_what_the_command_says(late: Late) -> None:
     assert late.load().help.split("\n\n")[0].replace("\n", " ") == late.summary
 
 
+@pytest.mark.parametrize("late", COMMANDS, ids=lambda late: late.name)
+def test_the_paragraphs_of_help_flow(late: Late) -> None:
+    """The terminal breaks the lines of --help: none ends where a line of the source did."""
+    commands = [late.load()]
+    while commands:
+        command = commands.pop()
+        assert "\n" not in (command.help or "").replace("\n\n", "")
+        commands.extend(getattr(command, "commands", {}).values())
+
+
 @pytest.mark.parametrize("args", [("--help",), ("version",), ("brokers",)])
 def test_small_commands_start_without_the_slow_libraries(args: tuple[str, ...]) -> None:
     """A command imports what it needs itself: neither SQLAlchemy nor drivers for a --help."""
