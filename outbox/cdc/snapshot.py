@@ -10,6 +10,7 @@ from psycopg import sql
 
 from holdfast.outbox.cdc.envelope import Envelope, Origin, Shape
 from holdfast.outbox.cdc.values import SETTINGS
+from holdfast.outbox.portion import Portion
 from holdfast.outbox.wal.faults import translated
 from holdfast.outbox.wal.stream import arguments
 
@@ -51,7 +52,7 @@ class TableSnapshot:
         self._export = export
         self._envelope = envelope
         self._keys = keys
-        self._batch = batch
+        self._portion = Portion(batch)
         self._origin = Origin(lsn=export.position, tx=None, time=now, snapshot="true")
         with translated("taking the snapshot"):
             self._db: psycopg.Connection[Any] = psycopg.connect(
@@ -89,11 +90,12 @@ class TableSnapshot:
                 sql.SQL(", ").join(listed), sql.Identifier(table.schema, table.name)
             )
         )
-        fetch = sql.SQL("FETCH FORWARD {} FROM rows").format(sql.Literal(self._batch))
+        fetch = sql.SQL("FETCH FORWARD {} FROM rows")
         shape: Shape | None = None
         number = 0
         while True:
-            result = self._db.execute(fetch).pgresult
+            most = sql.Literal(self._portion.rows)
+            result = self._db.execute(fetch.format(most)).pgresult
             if result is None or result.ntuples == 0:
                 break
             width = range(result.nfields)
@@ -106,6 +108,7 @@ class TableSnapshot:
                 values: list[Any] = [result.get_value(place, n) for n in width]
                 messages.append(self._envelope.read(shape, values, self._origin, number))
             self.rows += len(messages)
+            self._portion.came(len(messages), sum(len(one.payload or b"") for one in messages))
             yield messages
         self._db.execute("CLOSE rows")
 
