@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from holdfast.message import Message
+    from holdfast.outbox.cdc.kinds import Kinds
     from holdfast.outbox.cdc.tables import Table
     from holdfast.outbox.wal.slot import Export
 
@@ -43,6 +44,7 @@ class TableSnapshot:
         tables: Sequence[Table],
         envelope: Envelope,
         keys: Callable[[int], Sequence[str]],
+        kinds: Kinds,
         *,
         now: datetime,
         batch: int,
@@ -52,6 +54,7 @@ class TableSnapshot:
         self._export = export
         self._envelope = envelope
         self._keys = keys
+        self._kinds = kinds
         self._portion = Portion(batch)
         self._origin = Origin(lsn=export.position, tx=None, time=now, snapshot="true")
         with translated("taking the snapshot"):
@@ -100,7 +103,11 @@ class TableSnapshot:
                 break
             width = range(result.nfields)
             if shape is None:
-                columns = [((result.fname(n) or b"").decode(), result.ftype(n)) for n in width]
+                read = self._kinds.converter
+                columns = [
+                    ((result.fname(n) or b"").decode(), read(result.ftype(n), result.fmod(n)))
+                    for n in width
+                ]
                 shape = Shape.of(table.schema, table.name, columns, self._keys(table.oid))
             messages = []
             for place in range(result.ntuples):
