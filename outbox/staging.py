@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     Async = AsyncSession | AsyncConnection
 
 Statement = TypeVar("Statement", bound="UpdateBase")
-_BOUND = {"clause": insert(outbox)}  # a session may have several databases
+BOUND = {"clause": insert(outbox)}
+"""What a session of several databases is asked by: the one that holds the outbox."""
 _ATTACHED = ("aggregatetype", "aggregateid", "type", "shard")
 _NOTHING: ColumnClause[Any] = column("nothing")  # a CTE of text must name what it returns
+_ALONE = "holdfast_commits_by_itself"
 _json = msgspec.json.Encoder().encode
 
 
@@ -89,7 +91,7 @@ class Outbox:
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order with one statement, under the same promise as `add`."""
         events = list(events)
-        _require_session(session)
+        require_session(session)
         messages = [self._message(event) for event in events]
         work = _Work(events, messages, ordered=self._ordered)
         if hasattr(session, "run_sync"):
@@ -168,7 +170,7 @@ def _flushed(session: Session) -> Connection:
     """
     if not session._flushing:  # nothing public tells, and flush() would raise
         session.flush()
-    return session.connection(bind_arguments=_BOUND)
+    return session.connection(bind_arguments=BOUND)
 
 
 def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
@@ -199,7 +201,8 @@ def _attached() -> TextClause:
     )
 
 
-def _require_session(session: object) -> None:
+def require_session(session: object) -> None:
+    """Refuse what is no session or connection, an engine say."""
     if not any(hasattr(session, name) for name in ("get_bind", "in_transaction")):
         raise ConfigurationError(
             f"an event cannot be added to a {type(session).__name__}: pass the Session or "
@@ -212,11 +215,25 @@ def require_transaction(db: Connection) -> None:
     level = db.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(db.dialect, "_on_connect_isolation_level", None)  # create_engine's option
-    if level == "AUTOCOMMIT":
+    if level == "AUTOCOMMIT" or (level is None and _commits_by_itself(db)):
         raise ConfigurationError(
             "the connection is in AUTOCOMMIT: the event would be published even if your own "
             "work fails; use a transaction, e.g.  with engine.begin() as db:"
         )
+
+
+def _commits_by_itself(db: Connection) -> bool:
+    """Whether the driver was told to commit each statement."""
+    if db.dialect.name == "sqlite":
+        own: Any = db.connection.driver_connection
+        return own.isolation_level is None and not own.in_transaction
+    info = db.info  # of the driver's connection: it is asked once
+    known: bool | None = info.get(_ALONE)
+    if known is None:
+        raw: Any = db.connection.dbapi_connection
+        asked = getattr(raw, "get_autocommit", None)  # of MySQL's drivers
+        known = info[_ALONE] = bool(asked()) if asked else getattr(raw, "autocommit", None) is True
+    return known
 
 
 async def _staged_async(session: Any, work: _Work) -> list[Message]:

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.errors import ConfigurationError, InvalidMessage
 from holdfast.outbox.rows import Row, values
 from holdfast.outbox.slot_name import slot_for
-from holdfast.outbox.staging import Outbox, require_transaction
+from holdfast.outbox.staging import BOUND, Outbox, require_session, require_transaction
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.sql import statements
 
@@ -65,6 +65,7 @@ class WalOutbox(Outbox):
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order; a delay is refused, for it needs a table."""
         events = list(events)
+        require_session(session)
         if any(event.delay is not None for event in events):
             raise InvalidMessage("delay= needs a table: use Outbox for delayed events")
         messages = [self._message(event) for event in events]
@@ -75,7 +76,8 @@ class WalOutbox(Outbox):
         return messages
 
     def _emit(self, session: Any, bodies: list[dict[str, Any]]) -> None:
-        db: Connection = session.connection() if hasattr(session, "get_bind") else session
+        is_session = hasattr(session, "get_bind")
+        db: Connection = session.connection(bind_arguments=BOUND) if is_session else session
         require_transaction(db)
         if not bodies:
             return

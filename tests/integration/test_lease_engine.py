@@ -9,7 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, func, insert, select
+from sqlalchemy import create_engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from holdfast import BrokerDown, Message, MessageTooLarge, Published, Transient
@@ -566,6 +566,18 @@ def test_a_row_of_anothers_making_is_published_too(
     for name, value in own:
         assert value is None or wire[name] == value
         assert name in wire
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_row_whose_id_is_no_uuid_stops_nobody(engine: Engine) -> None:
+    """Where the column is plain text, another program may have written anything."""
+    with engine.begin() as db:
+        db.execute(insert(outbox), values(Message.new("t", b"x", key="k")))
+        db.execute(text("UPDATE holdfast_outbox SET id = 'mine'"))
+    stage(engine, 1)
+    sink = NullSink()
+    assert Relay(LeaseEngine(engine, sink)).run_once() == 2
+    assert sink.taken[0].id == "mine"
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)

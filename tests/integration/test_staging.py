@@ -179,6 +179,23 @@ def test_what_is_no_transaction_is_refused(engine: Engine) -> None:
     assert staged(engine) == 0
 
 
+def test_a_driver_that_commits_each_statement_is_refused(engine: Engine) -> None:
+    """Whatever the driver calls it; SQLAlchemy itself knows nothing of that."""
+    is_sqlite = engine.dialect.name == "sqlite"
+    loose = create_engine(
+        engine.url, connect_args={"isolation_level": None} if is_sqlite else {"autocommit": True}
+    )
+    with Session(loose) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(session, {}, topic="t")
+    loose.dispose()
+    plain = create_engine(engine.url)
+    with Session(plain) as session, session.begin():
+        Outbox().add(session, {}, topic="t")
+        Outbox().add(session, {}, topic="t")
+    plain.dispose()
+    assert staged(engine) == 2
+
+
 def test_a_session_with_several_databases_stages_where_the_outbox_is(engine: Engine) -> None:
     """Bound table by table, as shards and read replicas are."""
     binds = {outbox: engine, delayed: engine, orders: engine}
