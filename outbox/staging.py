@@ -13,6 +13,7 @@ from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
+from holdfast.outbox.awaited import staged_async
 from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnClause, TextClause
     from sqlalchemy.engine import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
     from sqlalchemy.sql.dml import UpdateBase
 
     from holdfast.codec import Codec
 
-    Sync = Session | Connection
-    Async = AsyncSession | AsyncConnection
+    Sync = Session | scoped_session[Any] | Connection
+    Async = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 Statement = TypeVar("Statement", bound="UpdateBase")
 BOUND = {"clause": insert(outbox)}
@@ -91,11 +92,11 @@ class Outbox:
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order with one statement, under the same promise as `add`."""
         events = list(events)
-        require_session(session)
+        session = own_session(session)
         messages = [self._message(event) for event in events]
         work = _Work(events, messages, ordered=self._ordered)
         if hasattr(session, "run_sync"):
-            return _staged_async(session, work)
+            return staged_async(session, work.run, messages)
         work.run(session)
         return messages
 
@@ -201,13 +202,19 @@ def _attached() -> TextClause:
     )
 
 
-def require_session(session: object) -> None:
-    """Refuse what is no session or connection, an engine say."""
+def own_session(session: Any) -> Any:
+    """Return *session*, or the one of this thread or task that it stands for.
+
+    What is no session or connection, an engine say, is refused.
+    """
+    if (registry := getattr(session, "registry", None)) is not None:  # a scoped_session
+        session = registry()
     if not any(hasattr(session, name) for name in ("get_bind", "in_transaction")):
         raise ConfigurationError(
             f"an event cannot be added to a {type(session).__name__}: pass the Session or "
             "Connection whose transaction it belongs to, e.g.  with engine.begin() as db:"
         )
+    return session
 
 
 def require_transaction(db: Connection) -> None:
@@ -234,11 +241,6 @@ def _commits_by_itself(db: Connection) -> bool:
         asked = getattr(raw, "get_autocommit", None)  # of MySQL's drivers
         known = info[_ALONE] = bool(asked()) if asked else getattr(raw, "autocommit", None) is True
     return known
-
-
-async def _staged_async(session: Any, work: _Work) -> list[Message]:
-    await session.run_sync(work.run)
-    return work.messages
 
 
 async def _first(staged: Awaitable[list[Message]]) -> Message:
