@@ -15,7 +15,7 @@ from holdfast.brokers import connect
 from holdfast.cli.failures import Unfinished
 from holdfast.cli.late_engine import LateEngine
 from holdfast.cli.opened import require_file
-from holdfast.cli.progress import shown_progress
+from holdfast.cli.progress import DrainLog, shown_progress
 from holdfast.cli.serving import served
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.clock import SYSTEM_CLOCK
@@ -113,6 +113,7 @@ class Sidecar:
             closing.callback(self._close)
             closing.enter_context(self._stopping())
             where = self._serve(closing)
+            self._progress = DrainLog(self._total)
             log.info(
                 "relay %s: %s → %s, engine %s%s",
                 version("holdfast"), mask(self._settings.database), mask(self._settings.broker),

@@ -12,11 +12,12 @@ from holdfast.errors import ConfigurationError, MissingExtra
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import URL, Connection
 
 _EXTRAS = {"psycopg": "postgres", "psycopg2": "postgres", "pymysql": "mysql", "MySQLdb": "mysql"}
 _BUSY_SECONDS = 60.0
 _READING = "holdfast_reading"
+_PREPARE = "prepare_threshold"
 
 
 def open_database(url: str | Engine, **native: Any) -> Engine:
@@ -32,6 +33,7 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             native.setdefault("connect_args", {"timeout": _BUSY_SECONDS})
+        parsed = _prepared(parsed, native)
         engine = create_engine(parsed, **native)
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigurationError(
@@ -43,6 +45,18 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
     if engine.dialect.name == "sqlite":
         _share(engine)
     return engine
+
+
+def _prepared(url: URL, native: dict[str, Any]) -> URL:
+    """Move psycopg's prepare_threshold out of *url*, where it could be nothing but text."""
+    text = url.query.get(_PREPARE)
+    if url.get_driver_name() != "psycopg" or text is None:
+        return url
+    if text != "none" and not (isinstance(text, str) and text.isascii() and text.isdigit()):
+        raise ConfigurationError(f"{_PREPARE}={text}: use a number, or none behind a pooler")
+    settings = {_PREPARE: None if text == "none" else int(text)}
+    native["connect_args"] = settings | native.get("connect_args", {})
+    return url.difference_update_query([_PREPARE])
 
 
 def reading(engine: Engine) -> Engine:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.leases import LeaseLost
+from holdfast.outbox.portion import fitting
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.sql import statements
 from holdfast.transactions import transact
@@ -61,17 +62,16 @@ class Delays:
         if not self._leases.holds(db):
             raise LeaseLost
         now = float(db.execute(self._sql["now"]).scalar_one())
-        due = (
-            select(delayed)
-            .where(delayed.c.due <= now, delayed.c.shard.in_(list(self._leases.owned)))
-            .order_by(delayed.c.due, delayed.c.seq)
-            .limit(_MOST)
-        )
-        rows = db.execute(due).mappings().all()
-        if rows:
+        ours = delayed.c.shard.in_(list(self._leases.owned))
+        order = (delayed.c.due, delayed.c.seq)
+        sizes = select(delayed.c.seq, func.length(delayed.c.payload))
+        due = sizes.where(delayed.c.due <= now, ours).order_by(*order).limit(_MOST)
+        if seqs := fitting(map(tuple, db.execute(due))):
+            these = delayed.c.seq.in_(seqs)
+            rows = db.execute(select(delayed).where(these).order_by(*order)).mappings()
             insert_all(db, outbox, [_dated(row) for row in rows])
-            db.execute(delete(delayed).where(delayed.c.seq.in_([row["seq"] for row in rows])))
-        return len(rows)
+            db.execute(delete(delayed).where(these))
+        return len(seqs)
 
 
 def _dated(row: RowMapping) -> dict[str, Any]:

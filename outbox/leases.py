@@ -133,8 +133,12 @@ class Leases:
         return self._valid(db, free)
 
     def holds(self, db: Connection) -> bool:
-        """Whether every shard is still ours under its epoch, and stays so until *db* commits."""
-        return self._valid(db, self.owned) == self.owned
+        """Whether every shard is still ours under its epoch, and stays so until *db* commits.
+
+        Not without a shard: a thread may ask just after the leases were dropped.
+        """
+        owned = self.owned
+        return bool(owned) and self._valid(db, owned) == owned
 
     def verify(self) -> None:
         """Return if the database says that every shard is still ours; else `LeaseLost`."""

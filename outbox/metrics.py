@@ -69,6 +69,8 @@ class Sampler:
                 self._sample = self._clock.monotonic(), self._backlog.measure()
             except SQLAlchemyError as error:
                 log.debug("the backlog cannot be measured now: %s", type(error).__name__)
+            except Exception:  # a row that nobody foresaw must not blind the operator for good
+                log.exception("the backlog cannot be measured")
             self._clock.wait(self._stop, self._every)
 
 

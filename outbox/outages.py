@@ -25,6 +25,12 @@ _GRANTS = (
     "GRANT USAGE ON SEQUENCE holdfast_outbox_seq_seq, holdfast_outbox_delayed_seq_seq, "
     "holdfast_outbox_audit_seq_seq TO <the relay's role>"
 )
+_POOLED = frozenset({"26000", "42P05"})
+"""A prepared statement that is not there, or is there already: another server's connection."""
+_POOLER = (
+    "a pooler in transaction mode stands between: add  ?prepare_threshold=none  to the database's "
+    "URL, or let the pooler keep prepared statements (PgBouncer: max_prepared_statements)"
+)
 _MYSQL_GRANTS = (
     "let an administrator run  GRANT SELECT, INSERT, UPDATE, DELETE ON <the database>.* "
     "TO <the relay's user>"
@@ -46,6 +52,8 @@ def unreadable(error: DBAPIError) -> ConfigurationError:
     fix = ""
     if _state(error) == _PRIVILEGE:
         fix = f"; {_GRANTS}"
+    elif _state(error) in _POOLED:
+        fix = f"; {_POOLER}"
     elif _number(error) in _MYSQL_PRIVILEGES:
         fix = f"; {_MYSQL_GRANTS}"
     return ConfigurationError(f"the outbox cannot be read: {short(error)}{fix}")

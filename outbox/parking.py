@@ -12,6 +12,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.outcome import sort_out
+from holdfast.outbox.portion import fitting
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.schema import outbox, parked
 from holdfast.sql import statements
@@ -155,8 +156,13 @@ class Parking:
             parked.c.seq, parked.c.shard, parked.c.aggregatetype, parked.c.aggregateid,
             parked.c.payload, parked.c.headers, parked.c.id, parked.c.type,
         )  # fmt: skip
-        free = select(*columns).where(ours, parked.c.state != REFUSED, ~held)
-        found = db.execute(free.order_by(parked.c.seq).limit(_MOST)).all()
+        sizes = select(parked.c.seq, func.length(parked.c.payload))
+        free = sizes.where(ours, parked.c.state != REFUSED, ~held).order_by(parked.c.seq)
+        seqs = fitting(map(tuple, db.execute(free.limit(_MOST))))
+        if not seqs:
+            return []
+        these = select(*columns).where(parked.c.seq.in_(seqs)).order_by(parked.c.seq)
+        found = db.execute(these).all()
         return [Row(*row[:5], _as_text(row[5]), str(row[6]), row[7]) for row in found]
 
     def _publish(self, leases: Leases, sink: LeasedSink, rows: Sequence[Row]) -> int:

@@ -9,7 +9,7 @@ from holdfast.binary_rows import in_binary
 from holdfast.outbox.rows import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection
@@ -24,3 +24,9 @@ def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str
     with in_binary(db):
         cursor: Any = db.execute(command, where).cursor
         return list(map(_row, cursor.fetchall()))
+
+
+def size_of(rows: Sequence[Row]) -> int:
+    """Return the bytes of *rows*, as far as they vary."""
+    payloads = sum([0 if (body := row[4]) is None else len(body) for row in rows])
+    return payloads + sum([len(row[5]) for row in rows])

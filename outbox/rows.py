@@ -75,7 +75,7 @@ def staged(row: Row) -> Staged:
     """Return the message of *row*, ready for a sink."""
     own = row.id
     return Staged(
-        id=own if len(own) == _DASHED else str(uuid.UUID(own)),
+        id=own if len(own) == _DASHED else _dashed(own),
         topic=row.topic,
         payload=row.payload,
         key=None if row.key is None else row.key.encode(),
@@ -84,6 +84,13 @@ def staged(row: Row) -> Staged:
         packed=row.headers,
         shard=row.shard,
     )
+
+
+def _dashed(own: str) -> str:
+    try:
+        return str(uuid.UUID(own))
+    except ValueError:  # of somebody else's making, where the column is plain text
+        return own
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -13,6 +13,7 @@ from sqlalchemy import LargeBinary, Text, bindparam, column, insert
 from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
+from holdfast.outbox.awaited import staged_async
 from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
@@ -24,19 +25,21 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnClause, TextClause
     from sqlalchemy.engine import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
     from sqlalchemy.sql.dml import UpdateBase
 
     from holdfast.codec import Codec
 
-    Sync = Session | Connection
-    Async = AsyncSession | AsyncConnection
+    Sync = Session | scoped_session[Any] | Connection
+    Async = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 Statement = TypeVar("Statement", bound="UpdateBase")
-_BOUND = {"clause": insert(outbox)}  # a session may have several databases
+BOUND = {"clause": insert(outbox)}
+"""What a session of several databases is asked by: the one that holds the outbox."""
 _ATTACHED = ("aggregatetype", "aggregateid", "type", "shard")
 _NOTHING: ColumnClause[Any] = column("nothing")  # a CTE of text must name what it returns
+_ALONE = "holdfast_commits_by_itself"
 _json = msgspec.json.Encoder().encode
 
 
@@ -89,11 +92,11 @@ class Outbox:
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order with one statement, under the same promise as `add`."""
         events = list(events)
-        _require_session(session)
+        session = own_session(session)
         messages = [self._message(event) for event in events]
         work = _Work(events, messages, ordered=self._ordered)
         if hasattr(session, "run_sync"):
-            return _staged_async(session, work)
+            return staged_async(session, work.run, messages)
         work.run(session)
         return messages
 
@@ -168,7 +171,7 @@ def _flushed(session: Session) -> Connection:
     """
     if not session._flushing:  # nothing public tells, and flush() would raise
         session.flush()
-    return session.connection(bind_arguments=_BOUND)
+    return session.connection(bind_arguments=BOUND)
 
 
 def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
@@ -199,12 +202,19 @@ def _attached() -> TextClause:
     )
 
 
-def _require_session(session: object) -> None:
+def own_session(session: Any) -> Any:
+    """Return *session*, or the one of this thread or task that it stands for.
+
+    What is no session or connection, an engine say, is refused.
+    """
+    if (registry := getattr(session, "registry", None)) is not None:  # a scoped_session
+        session = registry()
     if not any(hasattr(session, name) for name in ("get_bind", "in_transaction")):
         raise ConfigurationError(
             f"an event cannot be added to a {type(session).__name__}: pass the Session or "
             "Connection whose transaction it belongs to, e.g.  with engine.begin() as db:"
         )
+    return session
 
 
 def require_transaction(db: Connection) -> None:
@@ -212,16 +222,25 @@ def require_transaction(db: Connection) -> None:
     level = db.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(db.dialect, "_on_connect_isolation_level", None)  # create_engine's option
-    if level == "AUTOCOMMIT":
+    if level == "AUTOCOMMIT" or (level is None and _commits_by_itself(db)):
         raise ConfigurationError(
             "the connection is in AUTOCOMMIT: the event would be published even if your own "
             "work fails; use a transaction, e.g.  with engine.begin() as db:"
         )
 
 
-async def _staged_async(session: Any, work: _Work) -> list[Message]:
-    await session.run_sync(work.run)
-    return work.messages
+def _commits_by_itself(db: Connection) -> bool:
+    """Whether the driver was told to commit each statement."""
+    if db.dialect.name == "sqlite":
+        own: Any = db.connection.driver_connection
+        return own.isolation_level is None and not own.in_transaction
+    info = db.info  # of the driver's connection: it is asked once
+    known: bool | None = info.get(_ALONE)
+    if known is None:
+        raw: Any = db.connection.dbapi_connection
+        asked = getattr(raw, "get_autocommit", None)  # of MySQL's drivers
+        known = info[_ALONE] = bool(asked()) if asked else getattr(raw, "autocommit", None) is True
+    return known
 
 
 async def _first(staged: Awaitable[list[Message]]) -> Message:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast.outbox.row_reading import read_rows
+from holdfast.outbox.portion import Portion
+from holdfast.outbox.row_reading import read_rows, size_of
 from holdfast.outbox.schema import SHARDS
 from holdfast.sql import statements
 
@@ -34,7 +35,7 @@ class TablePass:
         self._engine = engine
         self._leases = leases
         self._sql = statements("holdfast.outbox", engine.dialect.name)
-        self._batch = batch
+        self._portion = Portion(batch)
         self._db: Connection | None = None
         self._after = 0
         self._batches = 0
@@ -51,13 +52,15 @@ class TablePass:
     def read(self) -> list[Row]:
         """Return the next rows; a short batch, or many of them, end the pass."""
         everything = len(self._leases.owned) == SHARDS
-        where: dict[str, int | str] = {"after": self._after, "most": self._batch}
+        most = self._portion.rows
+        where: dict[str, int | str] = {"after": self._after, "most": most}
         if not everything:
             where["shards"] = self._leases.listed(self._leases.owned)
         with self._connection() as db:
             rows = read_rows(db, self._sql["read_all" if everything else "read"], where)
+        self._portion.came(len(rows), size_of(rows))
         self._batches += 1
-        if len(rows) < self._batch or self._batches >= _BATCHES:
+        if len(rows) < most or self._batches >= _BATCHES:
             self.end()
         else:
             self._after = rows[-1].seq

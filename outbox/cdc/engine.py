@@ -11,6 +11,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
 from holdfast.outbox.cdc.envelope import Envelope
 from holdfast.outbox.cdc.feed import Feed
+from holdfast.outbox.cdc.kinds import Kinds
 from holdfast.outbox.cdc.owned_sink import OwnedSink
 from holdfast.outbox.cdc.shipment import Shipment
 from holdfast.outbox.cdc.snapshot import TableSnapshot
@@ -103,6 +104,7 @@ class Cdc:
         self._envelope = Envelope(server, self._engine.url.database or "")
         self._waker = Waker()
         self._tables = Tables(self._engine, tables)
+        self._kinds = Kinds(self._engine)
         self._standby = Standby(self._waker, clock=clock)
         self._shipment = Shipment(Courier(OwnedSink(sink, self._seconds_left), self._waker.wake))
         self._left: Callable[[], float] = _always
@@ -168,7 +170,7 @@ class Cdc:
             try:
                 self._snapshot = TableSnapshot(
                     self._engine.url, export, self._tables.readable(), self._envelope,
-                    self._tables.key, now=self._clock.now(), batch=self._batch,
+                    self._tables.key, self._kinds, now=self._clock.now(), batch=self._batch,
                 )  # fmt: skip
             except BaseException:
                 export.close()
@@ -179,7 +181,7 @@ class Cdc:
         self._slot.publication.unmark()
         with self._engine.connect() as db:
             place = db.execute(self._sql["place"]).one()
-        feed = Feed(self._envelope, self._tables.key, most=self._batch)
+        feed = Feed(self._envelope, self._tables.key, self._kinds, most=self._batch)
         stream = self._slot.stream(
             self._waker, messages=False, binary=False,
             patience=_OURS * place.patience if place.patience else float("inf"),

@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast.ids import derived_id
 from holdfast.message import Message
-from holdfast.outbox.cdc.values import converter
 from holdfast.outbox.changes import UNAVAILABLE
 from holdfast.outbox.wal.frames import EPOCH
 from holdfast.outbox.wal.pgoutput import UNCHANGED
@@ -50,15 +49,19 @@ class Shape:
 
     @classmethod
     def of(
-        cls, schema: str, table: str, columns: Sequence[tuple[str, int]], key: Sequence[str]
+        cls,
+        schema: str,
+        table: str,
+        columns: Sequence[tuple[str, Callable[[str], Any]]],
+        key: Sequence[str],
     ) -> Shape:
-        """Return the shape of a table with *columns* (name, type oid) and the *key* columns."""
+        """Return the shape of a table with *columns*, how to read each, and the *key* columns."""
         names = tuple(name for name, _ in columns)
         return cls(
             schema,
             table,
             names,
-            tuple(converter(kind) for _, kind in columns),
+            tuple(convert for _, convert in columns),
             tuple(place for place, name in enumerate(names) if name in key),
         )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.message import Message
+    from holdfast.outbox.cdc.kinds import Kinds
     from holdfast.outbox.wal.pgoutput import Message as Told
 
 _BY_KEY = "di"  # replica identities of which the log itself tells the key
@@ -31,11 +32,12 @@ class Feed:
     """Takes pgoutput messages and gives the change events to publish."""
 
     def __init__(
-        self, envelope: Envelope, keys: Callable[[int], Sequence[str]], *, most: int
+        self, envelope: Envelope, keys: Callable[[int], Sequence[str]], kinds: Kinds, *, most: int
     ) -> None:
         self.marks = Marks()
         self._envelope = envelope
         self._keys = keys
+        self._kinds = kinds
         self._most = most
         self._shapes: dict[int, Shape] = {}
         self._messages: list[Message] = []
@@ -71,7 +73,8 @@ class Feed:
                 self.marks.count += 1
 
     def _learn(self, relation: Relation) -> None:
-        columns = [(column.name, column.type) for column in relation.columns]
+        read = self._kinds.converter
+        columns = [(one.name, read(one.type, one.modifier)) for one in relation.columns]
         # The table may have changed since; the catalog is asked only where the log is silent.
         flagged = [column.name for column in relation.columns if column.key]
         key = flagged if relation.identity in _BY_KEY else self._keys(relation.id)

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from holdfast.outbox.cdc.envelope import Envelope, Origin, Shape
 from holdfast.outbox.cdc.values import SETTINGS
+from holdfast.outbox.portion import Portion
 from holdfast.outbox.wal.faults import translated
 from holdfast.outbox.wal.stream import arguments
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from holdfast.message import Message
+    from holdfast.outbox.cdc.kinds import Kinds
     from holdfast.outbox.cdc.tables import Table
     from holdfast.outbox.wal.slot import Export
 
@@ -42,6 +44,7 @@ class TableSnapshot:
         tables: Sequence[Table],
         envelope: Envelope,
         keys: Callable[[int], Sequence[str]],
+        kinds: Kinds,
         *,
         now: datetime,
         batch: int,
@@ -51,7 +54,8 @@ class TableSnapshot:
         self._export = export
         self._envelope = envelope
         self._keys = keys
-        self._batch = batch
+        self._kinds = kinds
+        self._portion = Portion(batch)
         self._origin = Origin(lsn=export.position, tx=None, time=now, snapshot="true")
         with translated("taking the snapshot"):
             self._db: psycopg.Connection[Any] = psycopg.connect(
@@ -89,16 +93,21 @@ class TableSnapshot:
                 sql.SQL(", ").join(listed), sql.Identifier(table.schema, table.name)
             )
         )
-        fetch = sql.SQL("FETCH FORWARD {} FROM rows").format(sql.Literal(self._batch))
+        fetch = sql.SQL("FETCH FORWARD {} FROM rows")
         shape: Shape | None = None
         number = 0
         while True:
-            result = self._db.execute(fetch).pgresult
+            most = sql.Literal(self._portion.rows)
+            result = self._db.execute(fetch.format(most)).pgresult
             if result is None or result.ntuples == 0:
                 break
             width = range(result.nfields)
             if shape is None:
-                columns = [((result.fname(n) or b"").decode(), result.ftype(n)) for n in width]
+                read = self._kinds.converter
+                columns = [
+                    ((result.fname(n) or b"").decode(), read(result.ftype(n), result.fmod(n)))
+                    for n in width
+                ]
                 shape = Shape.of(table.schema, table.name, columns, self._keys(table.oid))
             messages = []
             for place in range(result.ntuples):
@@ -106,6 +115,7 @@ class TableSnapshot:
                 values: list[Any] = [result.get_value(place, n) for n in width]
                 messages.append(self._envelope.read(shape, values, self._origin, number))
             self.rows += len(messages)
+            self._portion.came(len(messages), sum(len(one.payload or b"") for one in messages))
             yield messages
         self._db.execute("CLOSE rows")
 

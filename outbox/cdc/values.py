@@ -2,18 +2,23 @@
 
 | type | JSON |
 |---|---|
-| boolean | true or false |
+| boolean, bit(1) | true or false |
 | smallint, integer, bigint, oid | number |
 | real, double precision | number; "NaN", "Infinity" and "-Infinity" as text |
-| numeric, money | text, so that no digit is lost (Debezium: decimal.handling.mode=string) |
+| numeric | text, so that no digit is lost (Debezium: decimal.handling.mode=string) |
 | bytea | text, base64 |
+| bit(n), bit varying | text, base64 of the bytes, the lowest first |
 | json, jsonb | text, the document as written |
 | date | number of days since 1970-01-01 |
 | timestamp | number of microseconds since 1970-01-01, as if it were UTC |
+| timestamp(0) to (3) | number of milliseconds |
 | timestamp with time zone | text, ISO 8601 in UTC: 2026-01-31T10:20:30.123456Z |
-| time | number of microseconds since midnight |
+| time | number of microseconds since midnight; of milliseconds for time(0) to (3) |
+| time with time zone | text, in UTC: 10:20:30Z |
+| interval | text, ISO 8601: P0Y0M1DT2H0M0S (Debezium: interval.handling.mode=string) |
 | arrays of these, of one dimension | array |
-| everything else, and dates outside the years 1 to 9999 | text as PostgreSQL writes it |
+| domains | what they are made of |
+| all else, infinity, and dates outside the years 1 to 9999 | text as PostgreSQL writes it |
 """
 
 from __future__ import annotations
@@ -27,12 +32,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SETTINGS = "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1"
+SETTINGS = "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c extra_float_digits=1"
 """Options of a session whose text is read here."""
 
 _DAY_ZERO = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
+_INTERVAL = re.compile(
+    r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?[\d.]+)S)?)?"
+)
+_FINEST, _MILLISECONDS, _COARSE = 6, 3, frozenset({1083, 1114})
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -43,6 +52,11 @@ def _float(text: str) -> float | str:
 
 def _bytea(text: str) -> str:
     return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()
+
+
+def _bits(text: str) -> str:
+    number = int(text or "0", 2)
+    return base64.b64encode(number.to_bytes((number.bit_length() + 7) // 8, "little")).decode()
 
 
 def _microseconds(moment: datetime) -> int:
@@ -57,12 +71,16 @@ def _timestamp(text: str) -> int | str:
         return text
 
 
-def _timestamptz(text: str) -> str:
-    try:
-        moment = datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return text
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _timestamptz(digits: int) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        try:
+            moment = datetime.fromisoformat(text).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return text
+        seconds, _, fraction = f"{moment:%Y-%m-%dT%H:%M:%S.%f}".rpartition(".")
+        return f"{seconds:0>19}.{fraction[:digits]}Z" if digits else f"{seconds:0>19}Z"
+
+    return read
 
 
 def _date(text: str) -> int | str:
@@ -72,36 +90,68 @@ def _date(text: str) -> int | str:
         return text
 
 
-def _time(text: str) -> int | str:
+def _time(text: str) -> int:
+    hours, minutes, seconds = text.split(":")
+    whole, _, fraction = seconds.partition(".")
+    return ((int(hours) * 60 + int(minutes)) * 60 + int(whole)) * 1_000_000 + int(f"{fraction:0<6}")
+
+
+def _timetz(text: str) -> str:
     try:
-        moment = time.fromisoformat(text)
+        moment = datetime.combine(_EPOCH, time.fromisoformat(text)).astimezone(UTC)
     except ValueError:  # 24:00:00
         return text
-    seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
-    return seconds * 1_000_000 + moment.microsecond
+    shown = moment.time().isoformat()
+    return f"{shown.rstrip('0') if '.' in shown else shown}Z"
+
+
+def _interval(text: str) -> str:
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return text
+    years, months, days, hours, minutes, seconds = (part or "0" for part in found.groups())
+    return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{seconds}S"
+
+
+def _milliseconds(read: Callable[[str], int | str]) -> Callable[[str], int | str]:
+    def rounded(text: str) -> int | str:
+        value = read(text)
+        return value // 1000 if isinstance(value, int) else value
+
+    return rounded
 
 
 _CONVERTERS: dict[int, Callable[[str], Any]] = {
     16: lambda text: text == "t",
     17: _bytea,
     20: int, 21: int, 23: int, 26: int,
+    25: str, 114: str, 1042: str, 1043: str, 1700: str, 2950: str, 3802: str,
     700: _float, 701: _float,
-    1082: _date, 1083: _time, 1114: _timestamp, 1184: _timestamptz,
+    1082: _date, 1083: _time, 1114: _timestamp, 1184: _timestamptz(_FINEST),
+    1186: _interval, 1266: _timetz, 1560: _bits, 1562: _bits,
 }  # fmt: skip
-_ELEMENTS = {
-    1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1028: 26, 1021: 700, 1022: 701,
-    1182: 1082, 1183: 1083, 1115: 1114, 1185: 1184, 1009: 25, 1015: 1043, 1231: 1700, 2951: 2950,
-}  # fmt: skip
+_BIT, _TIMESTAMPTZ = 1560, 1184
 
 
-def converter(kind: int) -> Callable[[str], Any]:
-    """Return what turns the text of a column of type *kind* (its oid) into a JSON value."""
-    if (element := _ELEMENTS.get(kind)) is not None:
-        return _array(_CONVERTERS.get(element, str))
-    return _CONVERTERS.get(kind, str)
+def scalar(kind: int, modifier: int = -1) -> Callable[[str], Any] | None:
+    """Return what turns the text of a type that is no array, domain or enum into a JSON value.
+
+    *kind* is its oid and *modifier* what was declared of it, as a precision; None if the type
+    is not known here.
+    """
+    read = _CONVERTERS.get(kind)
+    if kind == _BIT and modifier == 1:
+        return lambda text: text == "1"
+    if kind == _TIMESTAMPTZ and 0 <= modifier < _FINEST:
+        return _timestamptz(modifier)
+    if read is not None and kind in _COARSE and 0 <= modifier <= _MILLISECONDS:
+        return _milliseconds(read)
+    return read
 
 
-def _array(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+def array(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return what turns the text of an array into a JSON one; *convert* reads its elements."""
+
     def read(text: str) -> Any:
         if not text.startswith("{") or "{" in _outside_quotes(text[1:]):
             return text  # another lower bound, or more dimensions

@@ -18,9 +18,10 @@ from weakref import WeakSet
 import msgspec
 
 from holdfast.errors import ConfigurationError, InvalidMessage
+from holdfast.outbox.awaited import staged_async
 from holdfast.outbox.rows import Row, values
 from holdfast.outbox.slot_name import slot_for
-from holdfast.outbox.staging import Outbox, require_transaction
+from holdfast.outbox.staging import BOUND, Outbox, own_session, require_transaction
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.sql import statements
 
@@ -65,17 +66,19 @@ class WalOutbox(Outbox):
     ) -> list[Message] | Awaitable[list[Message]]:
         """Stage *events* in their order; a delay is refused, for it needs a table."""
         events = list(events)
+        session = own_session(session)
         if any(event.delay is not None for event in events):
             raise InvalidMessage("delay= needs a table: use Outbox for delayed events")
         messages = [self._message(event) for event in events]
         bodies = [{"prefix": PREFIX, "body": body_of(message)} for message in messages]
         if hasattr(session, "run_sync"):
-            return self._emit_async(session, bodies, messages)
+            return staged_async(session, lambda db: self._emit(db, bodies), messages)
         self._emit(session, bodies)
         return messages
 
     def _emit(self, session: Any, bodies: list[dict[str, Any]]) -> None:
-        db: Connection = session.connection() if hasattr(session, "get_bind") else session
+        is_session = hasattr(session, "get_bind")
+        db: Connection = session.connection(bind_arguments=BOUND) if is_session else session
         require_transaction(db)
         if not bodies:
             return
@@ -83,12 +86,6 @@ class WalOutbox(Outbox):
             _require_slot(db, self._slot)
             self._checked.add(db.dialect)
         db.execute(statements("holdfast.outbox.wal", "postgresql")["emit"], bodies)
-
-    async def _emit_async(
-        self, session: Any, bodies: list[dict[str, Any]], messages: list[Message]
-    ) -> list[Message]:
-        await session.run_sync(self._emit, bodies)
-        return messages
 
 
 def body_of(message: Message) -> bytes:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.outbox.wal")
 
 MOST_BYTES = 16 << 20
-_TABLE = outbox.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,8 @@ class Covered:
 
     snapshot: Snapshot
     until: int
+    schema: str
+    """Where the table is: another of its name may be in the same publication."""
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Intake:
         self.marks = Marks()
         self._most = most
         self._covered = covered
+        self._schema = None if covered is None else covered.schema
         self._messages = messages
         self._readers: dict[bytes, Callable[[bytes], Row] | None] = {}
         self._rows: list[Row] = []
@@ -118,9 +120,9 @@ class Intake:
         self.marks.mark(commit.end)
 
     def _learn(self, relation: Relation) -> None:
-        # Of two tables with our name the publication decides which one is the outbox.
-        read = reader(relation) if relation.name == _TABLE else None
-        self._readers[relation.id.to_bytes(4)] = read
+        # Another outbox counts its rows as ours does: by its numbers we would delete our own.
+        is_ours = relation.name == outbox.name and self._schema in (None, relation.schema)
+        self._readers[relation.id.to_bytes(4)] = reader(relation) if is_ours else None
 
     def _emitted(self, message: Emitted) -> None:
         if message.transactional and message.prefix == PREFIX:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.outbox.row_reading import read_rows
+from holdfast.outbox.portion import Portion
+from holdfast.outbox.row_reading import read_rows, size_of
+from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.frames import position
 from holdfast.outbox.wal.intake import Covered
 from holdfast.outbox.wal.visibility import Snapshot
@@ -28,7 +30,7 @@ class Reconcile:
     """One pass over the table as it was when this was made; the transaction ends with it."""
 
     def __init__(self, engine: Engine, export: Export | None, *, batch: int) -> None:
-        self._batch = batch
+        self._portion = Portion(batch)
         self._after = 0
         self._ended = False
         self._sql = statements("holdfast.outbox", "postgresql")
@@ -40,10 +42,11 @@ class Reconcile:
                 self._db.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{export.snapshot}'")
             snapshot = Snapshot.parse(self._db.execute(wal["snapshot"]).scalar_one())
             until = position(self._db.execute(wal["log_end"]).scalar_one())
+            schema, _ = self._db.execute(wal["table"], {"table": outbox.name}).one()
         except BaseException:
             self._db.close()
             raise
-        self.covered = Covered(snapshot, until)
+        self.covered = Covered(snapshot, until, schema)
 
     @property
     def ended(self) -> bool:
@@ -52,9 +55,10 @@ class Reconcile:
 
     def read(self, but: Collection[int]) -> list[Row]:
         """Return the next rows, without those in *but*: published, not yet deleted."""
-        where = {"after": self._after, "most": self._batch}
-        rows = read_rows(self._db, self._sql["read_all"], where)
-        self._ended = len(rows) < self._batch
+        most = self._portion.rows
+        rows = read_rows(self._db, self._sql["read_all"], {"after": self._after, "most": most})
+        self._portion.came(len(rows), size_of(rows))
+        self._ended = len(rows) < most
         if rows:
             self._after = rows[-1].seq
         return [row for row in rows if row.seq not in but] if but else rows

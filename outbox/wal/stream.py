@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from holdfast.outbox.wal.faults import DatabaseDown, translated
 from holdfast.outbox.wal.frames import DATA, HEADER, KEEPALIVE, keepalive, status
@@ -24,9 +25,10 @@ _BEAT_SECONDS = 1.0  # the server hears from us at least this often, whatever el
 
 
 def arguments(url: URL) -> dict[str, Any]:
-    """Return what psycopg needs to connect to the database of *url*."""
-    plain = url.translate_connect_args(database="dbname", username="user")
-    return {**url.query, **plain}
+    """Return what psycopg needs to connect to the database of *url*, be it of several hosts."""
+    dialect: Any = PGDialect_psycopg
+    _, settings = dialect().create_connect_args(url)
+    return dict(settings)
 
 
 def replication_connection(url: URL, name: str, options: str = "") -> psycopg.Connection[Any]:

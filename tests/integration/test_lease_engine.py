@@ -9,7 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, func, insert, select
+from sqlalchemy import create_engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from holdfast import BrokerDown, Message, MessageTooLarge, Published, Transient
@@ -18,10 +18,12 @@ from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
 from holdfast.database import open_database
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox.audit import Warrant
 from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.delays import DUE, Delays
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases
+from holdfast.outbox.parked_keys import ParkedKeys, Selection
 from holdfast.outbox.rows import shard_of, values
 from holdfast.outbox.schema import SHARDS, delayed, outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
@@ -564,3 +566,59 @@ def test_a_row_of_anothers_making_is_published_too(
     for name, value in own:
         assert value is None or wire[name] == value
         assert name in wire
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_row_whose_id_is_no_uuid_stops_nobody(engine: Engine) -> None:
+    """Where the column is plain text, another program may have written anything."""
+    with engine.begin() as db:
+        db.execute(insert(outbox), values(Message.new("t", b"x", key="k")))
+        db.execute(text("UPDATE holdfast_outbox SET id = 'mine'"))
+    stage(engine, 1)
+    sink = NullSink()
+    assert Relay(LeaseEngine(engine, sink)).run_once() == 2
+    assert sink.taken[0].id == "mine"
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_relay_that_dropped_its_leases_holds_nothing(engine: Engine) -> None:
+    """A thread of it that still wants to delete is refused, though no shard is another's."""
+    leases = Leases(engine)
+    leases.renew()
+    assert transact(engine, leases.holds)
+    leases.drop()
+    assert not transact(engine, leases.holds)
+
+
+def test_large_events_are_read_a_few_at_a_time(engine: Engine) -> None:
+    """A backlog of megabytes does not come into memory at once, delayed and released too."""
+    body, sink = "x" * 1_000_000, Sizes()
+    sink.refused = True
+    with Session(engine) as session, session.begin():
+        for n in range(40):
+            Outbox().add(session, body, topic="t", key=f"{n % 4}", delay=0 if n % 2 else None)
+    relay = LeaseEngine(engine, sink)
+    wait_until(lambda: _parks_all(relay, 40), deadline=60, what="everything is refused")
+    sink.refused = False
+    ParkedKeys(engine).release(Selection(topic="t"), Warrant(actor="a", reason="r"))
+    assert Relay(relay).run_once(wait_more=lambda: size(engine, parked) > 0) == 40
+    assert max(sink.sizes) <= 17_000_000
+
+
+def _parks_all(relay: LeaseEngine, count: int) -> bool:
+    relay.step()
+    return relay._parking.count() == count
+
+
+class Sizes(NullSink):
+    """Notes the bytes of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.refused = False
+
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        self.sizes.append(sum(len(m.payload or b"") for m in messages))
+        error = MessageTooLarge(2, 1) if self.refused else None
+        return [Published(error) for _ in messages]

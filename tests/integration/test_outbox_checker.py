@@ -210,7 +210,7 @@ def test_a_relay_that_wakes_up_after_its_lease_breaks_nothing(
     survives(_handed_over(kind, tmp_path, request, "zombie"))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
 def test_the_checker_sees_a_relay_that_acts_without_the_epoch_guard(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

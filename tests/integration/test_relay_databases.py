@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import InternalError, OperationalError
 
 from holdfast import ConfigurationError
@@ -16,7 +16,7 @@ from holdfast.cli.failures import EXIT_DOWN, exit_code
 from holdfast.cli.sidecar import RelaySettings, Sidecar
 from holdfast.database import open_database
 from holdfast.errors import DependencyDown
-from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
+from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
 from holdfast.outbox.audit import Warrant
 from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.leases import LeaseLost, Leases
@@ -26,6 +26,7 @@ from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from sqlalchemy.engine import Engine
 
@@ -160,3 +161,46 @@ def test_once_says_when_others_hold_what_waits(tmp_path: Path) -> None:
     """A cron job must not report success while events wait."""
     with pytest.raises(DependencyDown, match="1 events wait in shards that other relays hold"):
         Sidecar(_shop(tmp_path, held=600)).run_once()
+
+
+def _pooled(engine: Engine) -> Engine:
+    """Let every connection come back as another one, as behind a pooler in transaction mode."""
+
+    def another(connection: Any, _record: object) -> None:
+        if connection is not None:  # a broken one is not kept
+            connection.pgconn.exec_(b"DEALLOCATE ALL")
+
+    event.listen(engine, "checkin", another)
+    return engine
+
+
+def _relayed(url: str) -> int:
+    """Publish 20 events one by one through such a pooler; return how many wait then."""
+    engine = open_database(url)
+    create_tables(engine)
+    broker = connect("memory:")
+    broker.create_topic("t")
+    with engine.begin() as db:
+        Outbox().add_all(db, [Event(body=n, topic="t") for n in range(20)])
+    try:
+        Relay(LeaseEngine(_pooled(engine), broker.sink(), batch=1)).run_once()
+        return Backlog(engine).measure().waiting
+    finally:
+        engine.dispose()
+
+
+def test_a_relay_behind_a_pooler_works_without_prepared_statements(postgres: Postgres) -> None:
+    """What psycopg calls prepare_threshold can be set in the URL."""
+    assert _relayed(postgres.database("pooled") + "?prepare_threshold=none") == 0
+
+
+def test_a_pooler_that_mixes_up_prepared_statements_is_named(postgres: Postgres) -> None:
+    """The relay ends with the setting that mends it."""
+    with pytest.raises(ConfigurationError, match=r"\?prepare_threshold=none"):
+        _relayed(postgres.database("pooled"))
+
+
+def test_a_nonsensical_threshold_is_refused() -> None:
+    """And not with a traceback at the fifth statement."""
+    with pytest.raises(ConfigurationError, match="use a number, or none"):
+        open_database("postgresql+psycopg://h/d?prepare_threshold=often")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,20 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
 
 from holdfast import ConfigurationError, InvalidMessage, Message, handling
 from holdfast.database import open_database
@@ -177,6 +189,49 @@ def test_what_is_no_transaction_is_refused(engine: Engine) -> None:
     with engine.begin() as db, pytest.raises(ConfigurationError, match="unknown option priority"):
         Outbox().add(db, {}, topic="t", priority=1)  # type: ignore[call-overload]
     assert staged(engine) == 0
+
+
+def test_a_scoped_session_is_the_session_of_its_thread(engine: Engine) -> None:
+    """As web frameworks hand it out; it is rolled back and committed as any other."""
+    scoped = scoped_session(sessionmaker(engine))
+    Outbox().add(scoped, {}, topic="t")
+    scoped.rollback()
+    assert staged(engine) == 0
+    Outbox().add_all(scoped, [Event(body=n, topic="t") for n in range(2)])
+    scoped.commit()
+    scoped.remove()
+    assert staged(engine) == 2
+
+
+def test_a_savepoint_takes_its_events_along(engine: Engine) -> None:
+    """What was added since is gone with it, and nothing else is."""
+    with Session(engine) as session, session.begin():
+        Outbox().add(session, "kept", topic="t")
+        with suppress(KeyError), session.begin_nested():
+            Outbox().add(session, "gone", topic="t")
+            raise KeyError
+        with session.begin_nested():
+            Outbox().add(session, "kept, too", topic="t")
+    with engine.connect() as db:
+        found = db.execute(select(outbox.c.payload).order_by(outbox.c.seq)).scalars().all()
+    assert found == [b"kept", b"kept, too"]
+
+
+def test_a_driver_that_commits_each_statement_is_refused(engine: Engine) -> None:
+    """Whatever the driver calls it; SQLAlchemy itself knows nothing of that."""
+    is_sqlite = engine.dialect.name == "sqlite"
+    loose = create_engine(
+        engine.url, connect_args={"isolation_level": None} if is_sqlite else {"autocommit": True}
+    )
+    with Session(loose) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Outbox().add(session, {}, topic="t")
+    loose.dispose()
+    plain = create_engine(engine.url)
+    with Session(plain) as session, session.begin():
+        Outbox().add(session, {}, topic="t")
+        Outbox().add(session, {}, topic="t")
+    plain.dispose()
+    assert staged(engine) == 2
 
 
 def test_a_session_with_several_databases_stages_where_the_outbox_is(engine: Engine) -> None:
@@ -474,4 +529,45 @@ def test_async_sessions_and_connections_are_awaited(postgres: Postgres) -> None:
 
     asyncio.run(work())
     assert staged(sync) == 3
+    sync.dispose()
+
+
+def test_an_event_that_was_not_awaited_fails_the_commit(postgres: Postgres) -> None:
+    """A forgotten await would lose it; after the rollback the session is as good as new."""
+    url = postgres.database("staging_forgotten")
+    create_tables(sync := open_database(url))
+
+    async def work() -> None:
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+            await Outbox().add(session, {}, topic="t")
+            forgotten = Outbox().add_all(session, [Event(body={}, topic="t")])
+            with pytest.raises(ConfigurationError, match=r"write  await outbox\.add"):
+                await session.commit()
+            forgotten.close()  # type: ignore[attr-defined]
+            await session.rollback()
+            await Outbox().add(session, {}, topic="t")
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(work())
+    assert staged(sync) == 1
+    sync.dispose()
+
+
+def test_an_async_scoped_session_is_the_session_of_its_task(postgres: Postgres) -> None:
+    """As the sync one is that of its thread."""
+    url = postgres.database("staging_scoped")
+    create_tables(sync := open_database(url))
+
+    async def work() -> None:
+        engine = create_async_engine(url)
+        scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await Outbox().add(scoped, {}, topic="t")
+        await scoped.commit()
+        await scoped.remove()
+        await engine.dispose()
+
+    asyncio.run(work())
+    assert staged(sync) == 1
     sync.dispose()

@@ -7,7 +7,7 @@ import re
 import threading
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -21,6 +21,7 @@ from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
 from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.measured_engine import MeasuredEngine
 from holdfast.outbox.probes import Probes, Verdict
+from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
 from holdfast.outbox.wal.cleaner import Cleaner
 from holdfast.outbox.wal.stream import arguments
@@ -61,6 +62,15 @@ def test_what_committed_is_published_in_order_and_what_rolled_back_is_not(shop: 
         ("a", "1"), ("b", "1"), ("a", "2"), ("b", "2"), ("a", "3"), ("", "no key"),
     ]  # fmt: skip
     assert shop.confirmed >= 0
+
+
+def test_a_url_of_several_hosts_finds_the_one_that_answers(shop: Shop) -> None:
+    """Also for the replication connection, after a failover say."""
+    url, sink = shop.engine.url, Recorder()
+    shop.add(("k", "1"))
+    hosts = f"host={url.host}:1&host={url.host}:{url.port}"
+    Relay(WalEngine(f"postgresql+psycopg://postgres@/{url.database}?{hosts}", sink)).run_once()
+    assert (sink.bodies, shop.left) == (["1"], 0)
 
 
 def test_once_ends_when_everything_is_published(shop: Shop) -> None:
@@ -544,6 +554,18 @@ class TestWithoutTable:
         Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
         asyncio.run(emit())
         assert Relay(WalEngine(shop.engine, sink, messages=True)).run_once() == 1
+
+    def test_a_session_with_several_databases_emits_where_the_outbox_is(self, shop: Shop) -> None:
+        """And what is no session is refused with the fix."""
+        Relay(WalEngine(shop.engine, Recorder(), messages=True)).run_once()
+        with Session(binds={outbox: shop.engine}) as session, session.begin():
+            WalOutbox().add(session, "1", topic="orders")
+        outside: Any = shop.engine
+        with pytest.raises(ConfigurationError, match="pass the Session or Connection"):
+            WalOutbox().add(outside, "2", topic="orders")
+        sink = Recorder()
+        Relay(WalEngine(shop.engine, sink, messages=True)).run_once()
+        assert sink.bodies == ["1"]
 
     def test_the_slot_is_looked_for_once(self, shop: Shop) -> None:
         """Later events cost one statement, as before."""

@@ -356,7 +356,7 @@ def test_a_keepalive_is_confirmed_behind_the_rows_that_came_before_it() -> None:
 
 def test_what_the_table_told_is_not_taken_again() -> None:
     """Transactions that the snapshot sees are skipped, and confirmed as finished."""
-    covered = Covered(Snapshot.parse("10:20:15"), until=1000)
+    covered = Covered(Snapshot.parse("10:20:15"), until=1000, schema="public")
     taking = intake(covered)
     for xid, lsn in ((9, 100), (15, 200), (16, 300), (20, 400)):
         for message in (begin(xid, lsn), outbox_row(xid), commit(lsn + 50)):
@@ -367,7 +367,7 @@ def test_what_the_table_told_is_not_taken_again() -> None:
 
 def test_beyond_the_snapshots_position_nothing_is_skipped() -> None:
     """Transaction numbers wrap; after that position no comparison is made any more."""
-    taking = intake(Covered(Snapshot.parse("10:20:"), until=1000))
+    taking = intake(Covered(Snapshot.parse("10:20:"), until=1000, schema="public"))
     for message in (begin(5, 1001), outbox_row(1), commit(1050)):
         taking.feed(message)
     assert len(taking.take().rows) == 1

@@ -27,3 +27,7 @@ ORDER BY array_position(i.indkey, a.attnum)
 SELECT CAST(pg_current_wal_insert_lsn() AS text) AS log_end,
     CAST((SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout') AS float) / 1000
     AS patience
+-- name: kind
+SELECT typtype, typtypmod, CAST(typbasetype AS bigint) AS base,
+    CASE WHEN typcategory = 'A' THEN CAST(typelem AS bigint) ELSE 0 END AS element
+FROM pg_type WHERE oid = CAST(:oid AS oid)
