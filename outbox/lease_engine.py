@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.outbox.delays import Delays
+from holdfast.outbox.deletion import delete_rows
 from holdfast.outbox.engine import Step
 from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leased_sink import LeasedSink
@@ -16,7 +17,6 @@ from holdfast.outbox.outcome import Outcome, sort_out
 from holdfast.outbox.parking import Parking
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.table_pass import TablePass
-from holdfast.sql import statements
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.message import Message
     from holdfast.outbox.shard_sinks import ShardSinks
     from holdfast.ports import Published, Sink
 
@@ -61,7 +62,6 @@ class LeaseEngine:
         self._sink = LeasedSink(sink, self._leases)
         self._parking = Parking(self._engine, clock=clock)
         self._delays = Delays(self._engine, self._leases, clock=clock)
-        self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._pass = TablePass(self._engine, self._leases, batch=batch)
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
         self._flight: Flight | None = None
@@ -103,6 +103,7 @@ class LeaseEngine:
 
     def _advance(self, done: Step) -> Step:
         rows = self._pass.read()
+        ready: list[Message] = [staged(row) for row in rows]  # while the batch before is on its way
         outcome = self._landed()
         parked = 0
         if rows:
@@ -111,15 +112,15 @@ class LeaseEngine:
             parked = self._parking.park(self._leases, behind)
             parked += self._parking.refuse(self._leases, refused)
         if rows:
-            self._send(rows)
+            self._send(rows, ready)
         self._delete_meanwhile(outcome.done)
         done = done.plus(Step(published=len(outcome.done), parked=len(outcome.refused) + parked))
         if self._pass.ended:
             done = done.plus(self._settle_flight())
         return replace(done, idle=not (rows or done.published or done.parked))
 
-    def _send(self, rows: list[Row]) -> None:
-        messages = [staged(row) for row in rows]
+    def _send(self, rows: list[Row], ready: list[Message]) -> None:
+        messages = ready if len(rows) == len(ready) else [staged(row) for row in rows]
         self._flight = Flight(rows, self._publisher.submit(self._sink.publish, messages))
 
     def _landed(self) -> Outcome:
@@ -171,7 +172,7 @@ class LeaseEngine:
         def delete(db: Connection) -> None:
             if not self._leases.holds(db):
                 raise LeaseLost
-            db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+            delete_rows(db, self._leases, seqs)
 
         transact(self._engine, delete, clock=self._clock)
 

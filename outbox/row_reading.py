@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.binary_rows import in_binary
-from holdfast.outbox.rows import Row
+from holdfast.outbox.rows import as_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,16 +13,14 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection
 
-
-_row = partial(tuple.__new__, Row)
-"""What `Row._make` does, without a call in Python per row."""
+    from holdfast.outbox.rows import Row
 
 
 def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Row]:
     """Return the rows that *command* finds; its columns are those of `Row`."""
     with in_binary(db):
         cursor: Any = db.execute(command, where).cursor
-        return list(map(_row, cursor.fetchall()))
+        return list(map(as_row, cursor.fetchall()))
 
 
 def size_of(rows: Sequence[Row]) -> int:

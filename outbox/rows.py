@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.cloudevents import to_wire
@@ -30,6 +31,10 @@ class Row(NamedTuple):
     headers: str
     id: str
     type: str
+
+
+as_row = partial(tuple.__new__, Row)
+"""What `Row._make` does, without a call in Python per row."""
 
 
 def shard_of(topic: str, key: str | None, message_id: str) -> int:
@@ -73,16 +78,16 @@ def _is_storable(text: str) -> bool:
 
 def staged(row: Row) -> Staged:
     """Return the message of *row*, ready for a sink."""
-    own = row.id
+    _, shard, topic, key, payload, headers, own, kind = row
     return Staged(
         id=own if len(own) == _DASHED else _dashed(own),
-        topic=row.topic,
-        payload=row.payload,
-        key=None if row.key is None else row.key.encode(),
-        type=row.type,
+        topic=topic,
+        payload=payload,
+        key=None if key is None else key.encode(),
+        type=kind,
         time=_UNKNOWN,
-        packed=row.headers,
-        shard=row.shard,
+        packed=headers,
+        shard=shard,
     )
 
 

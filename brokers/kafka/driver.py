@@ -101,7 +101,8 @@ class Producer(Protocol):
         was refused: there was no time, or they are of the key of the refused one. Of a lane,
         nothing behind such a message is stored.
 
-        Unless *located*, lanes and positions need not be told where that costs something.
+        Unless *located*, lanes and positions need not be told where that costs something,
+        and what was stored before a refusal may be sent again with the rest of the batch.
         `BrokerDown` when that is not known for all by *until* on the monotonic clock.
         """
         ...

@@ -39,6 +39,8 @@ SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
 FROM holdfast_outbox WHERE seq > :after ORDER BY seq LIMIT :most
 -- name: delete
 DELETE FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[]))
+-- name: delete_run
+DELETE FROM holdfast_outbox WHERE seq BETWEEN :first AND :last
 -- name: next_due
 SELECT min(due) - extract(epoch FROM clock_timestamp()) FROM holdfast_outbox_delayed
 -- name: key_lock

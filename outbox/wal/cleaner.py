@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.outbox.deletion import delete_rows
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.wal.visibility import Snapshot
 from holdfast.sql import statements
@@ -46,7 +47,6 @@ class Cleaner:
         self._leases = leases
         self._ended = ended
         self._clock = clock
-        self._sql = statements("holdfast.outbox", "postgresql")
         self._snapshot = statements("holdfast.outbox.wal", "postgresql")["snapshot"]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-clean")
         self._waiting: list[Done] = []
@@ -141,5 +141,5 @@ class Cleaner:
         ready = [done for done in work if seen.sees_all(done.xids)]
         seqs = [seq for done in ready for seq in done.seqs]
         if seqs:
-            db.execute(self._sql["delete"], {"seqs": self._leases.listed(seqs)})
+            delete_rows(db, self._leases, seqs)
         return [done for done in work if done not in ready] if len(ready) < len(work) else []

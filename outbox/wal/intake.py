@@ -69,6 +69,8 @@ class Intake:
 
     def __init__(self, most: int, covered: Covered | None, *, messages: bool = False) -> None:
         self.marks = Marks()
+        self.full = False
+        """Whether to stop receiving until a batch is taken; asked for each message."""
         self._most = most
         self._covered = covered
         self._schema = None if covered is None else covered.schema
@@ -80,11 +82,6 @@ class Intake:
         self._xids: list[int] = []
         self._xid: int | None = None
         self._skip = False
-
-    @property
-    def full(self) -> bool:
-        """Whether to stop receiving until a batch is taken."""
-        return len(self._rows) >= self._most or self._bytes >= MOST_BYTES
 
     @property
     def waiting(self) -> bool:
@@ -146,6 +143,7 @@ class Intake:
         self._ready.append(staged(row))
         self._bytes += size
         self.marks.count += 1
+        self.full = len(self._rows) >= self._most or self._bytes >= MOST_BYTES
 
     def keepalive(self, end: int) -> None:
         """Note that everything before *end* was sent; inside a transaction it says nothing."""
@@ -155,6 +153,6 @@ class Intake:
     def take(self) -> Batch:
         """Return everything that waits; the caller finishes it before taking more."""
         batch = Batch(self._rows, self._ready, self.marks.count, self._xids)
-        self._rows, self._ready, self._bytes = [], [], 0
+        self._rows, self._ready, self._bytes, self.full = [], [], 0, False
         self._xids = [] if self._xid is None else [self._xid]
         return batch

@@ -72,8 +72,7 @@ class Reading(Generic[B]):
 
     def receive(self) -> int:
         """Take in what has arrived, as far as there is room; return how many messages."""
-        intake = self._intake
-        return self._stream.receive(intake.feed, intake.keepalive, lambda: intake.full)
+        return self._stream.receive(self._intake)
 
     def take(self) -> B:
         """Return the rows that wait."""

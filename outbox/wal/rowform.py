@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.rows import Row
+from holdfast.outbox.rows import Row, as_row
 from holdfast.outbox.wal.frames import Malformed
 from holdfast.outbox.wal.pgoutput import inserted
 
@@ -23,7 +23,8 @@ _NULL = ord("n")
 # From the count of columns to the length of the third: seq and id have a fixed size.
 _head = struct.Struct(">HxIqxI16sxI")
 _tail = struct.Struct(">xIH")  # shard
-_length_at = struct.Struct(">I").unpack_from
+_sized_at = struct.Struct(">BI").unpack_from  # the kind of a column and its length
+_parts = struct.Struct("4s2s2s2s6s").unpack  # between the dashes of a UUID
 _head_at, _tail_at, _topic_at = _head.unpack_from, _tail.unpack_from, 6 + _head.size
 
 
@@ -53,39 +54,46 @@ def reader(relation: Relation) -> Callable[[bytes], Row]:
 
 
 def _read_ours(data: bytes) -> Row:
-    """Read the table as Holdfast makes it: half the time of taking any row apart."""
+    """Read the table as Holdfast makes it: a third of the time of taking any row apart.
+
+    All in one frame: a call per column would cost as much as the column.
+    """
     try:
         _, _, seq, _, raw, size = _head_at(data, 6)
-        at = _topic_at + size
-        topic = data[_topic_at:at].decode()
-        key, at = _value(data, at)
-        type_, at = _value(data, at)
-        payload, at = _value(data, at)
-        headers, at = _value(data, at)
-        _, shard = _tail_at(data, at)
+        end = _topic_at + size
+        topic = data[_topic_at:end].decode()
+        kind, size = _sized_at(data, end)
+        key = None
+        if kind == _NULL:
+            end += 1
+        else:
+            start = end + 5
+            end = start + size
+            key = data[start:end].decode()
+        _, size = _sized_at(data, end)
+        start = end + 5
+        end = start + size
+        type_ = data[start:end].decode()
+        kind, size = _sized_at(data, end)
+        payload = None
+        if kind == _NULL:
+            end += 1
+        else:
+            start = end + 5
+            end = start + size
+            payload = data[start:end]
+        _, size = _sized_at(data, end)
+        start = end + 5
+        end = start + size
+        headers = data[start:end].decode()
+        _, shard = _tail_at(data, end)
     except (struct.error, IndexError) as error:
         raise Malformed(f"an outbox row of {len(data)} bytes: {error}") from error
-    if at + _tail.size != len(data):
-        raise Malformed(f"an outbox row of {len(data)} bytes that ends at {at + _tail.size}")
-    own = raw.hex()
-    return Row(
-        seq,
-        shard,
-        topic,
-        None if key is None else key.decode(),
-        payload,
-        headers.decode(),  # type: ignore[union-attr]
-        f"{own[:8]}-{own[8:12]}-{own[12:16]}-{own[16:20]}-{own[20:]}",
-        type_.decode(),  # type: ignore[union-attr]
-    )
-
-
-def _value(data: bytes, at: int) -> tuple[bytes | None, int]:
-    if data[at] == _NULL:
-        return None, at + 1
-    start = at + 5
-    end = start + _length_at(data, at + 1)[0]
-    return data[start:end], end
+    if end + _tail.size != len(data):
+        raise Malformed(f"an outbox row of {len(data)} bytes that ends at {end + _tail.size}")
+    a, b, c, d, e = _parts(raw)
+    own = f"{a.hex()}-{b.hex()}-{c.hex()}-{d.hex()}-{e.hex()}"
+    return as_row((seq, shard, topic, key, payload, headers, own, type_))
 
 
 def _converted(value: bytes | None, kind: int, name: str) -> Any:

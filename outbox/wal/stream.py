@@ -14,11 +14,12 @@ from holdfast.outbox.wal.faults import DatabaseDown, translated
 from holdfast.outbox.wal.frames import DATA, HEADER, KEEPALIVE, keepalive, status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sqlalchemy.engine import URL
 
     from holdfast.clock import Clock
+    from holdfast.outbox.wal.reading import Taking
     from holdfast.outbox.wal.waker import Waker
 
 _BEAT_SECONDS = 1.0  # the server hears from us at least this often, whatever else we do
@@ -78,16 +79,11 @@ class Stream:
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
         self._selector.register(waker.descriptor, selectors.EVENT_READ)
 
-    def receive(
-        self,
-        feed: Callable[[bytes], None],
-        alive: Callable[[int], None],
-        enough: Callable[[], bool],
-    ) -> int:
-        """Pass on what has arrived, until there is *enough*; return how many messages."""
-        get, count = self._pgconn.get_copy_data, 0
+    def receive(self, taking: Taking[object]) -> int:
+        """Pass on what has arrived, until *taking* is full; return how many messages."""
+        get, feed, count = self._pgconn.get_copy_data, taking.feed, 0
         with translated("receiving from the replication slot"):
-            while not enough():
+            while not taking.full:
                 size, view = get(1)
                 if size == 0:
                     self._pgconn.consume_input()
@@ -102,7 +98,7 @@ class Stream:
                     count += 1
                 elif kind == KEEPALIVE:
                     end, reply = keepalive(bytes(view))
-                    alive(end)
+                    taking.keepalive(end)
                     self._unsent = self._unsent or reply
         return count
 

@@ -39,6 +39,8 @@ _PLAIN = {
     "enable.gapless.guarantee": False,
     "max.in.flight": 1,
 }
+_TERSE = {"delivery.report.only.error": True}
+"""Reports of failures only. Each report takes a message's bytes along into Python."""
 
 
 class _Lanes(dict[str, dict[int, Lane]]):
@@ -78,7 +80,7 @@ def _reporter(
 def _brief_reporter(
     results: list[Published], failures: list[tuple[int, KafkaError]]
 ) -> Callable[[int, KafkaError | None, Any], None]:
-    """Return the same for those who do not ask where a message is: half the work."""
+    """Return the same for those who do not ask where a message is."""
 
     def report(index: int, error: KafkaError | None, _record: Any) -> None:
         if error is None:
@@ -102,6 +104,10 @@ class ConfluentProducer:
         self._failures: list[tuple[int, KafkaError]] = []
         self._failed: list[int] = []
         self._is_whole = True
+        self._is_terse = False
+        """Whether the client reports failures only."""
+        self._is_told = True
+        """Whether no report can have been lost."""
         self._report = _reporter(self._results, self._failures, self._lanes)
         self._brief = _brief_reporter(self._results, self._failures)
         self._configs = configs
@@ -119,13 +125,18 @@ class ConfluentProducer:
         With a refusal everything behind it fails and the client is of no more use (see
         `enable.gapless.guarantee` in the driver), so the order holds. Without idempotence a
         client outlives a refusal, and one message at a time needs none.
+
+        Unless *located*, the client reports failures only. When a report may have been lost
+        by a refusal, all that it did not report are tried again: repeated, never missed.
         """
+        if self._is_terse is located and not self._transactional:
+            self._renew(**({} if located else _TERSE))
         results = self._attempt(messages, until, located=located)
         if self._failed and not self._transactional:
             send = partial(self._alone, until=until, located=located)
             self._renew(**_PLAIN)
             try_alone(messages, self._failed.copy(), results, send)
-            self._renew()
+            self._renew(**({} if located else _TERSE))
         return results
 
     def _alone(self, message: Message, until: float, *, located: bool) -> Published:
@@ -142,9 +153,9 @@ class ConfluentProducer:
     ) -> list[Published]:
         """Send all and wait for the report of each."""
         results, failures = self._results, self._failures
-        results[:] = [_UNTOLD] * len(messages)
+        results[:] = [_STORED if self._is_terse else _UNTOLD] * len(messages)
         failures.clear()
-        self._is_whole = True
+        self._is_whole = self._is_told = True
         produce: Any = self._client.produce
         reports = self._reports_for(len(messages), located=located)
         for index, message in enumerate(messages):
@@ -171,6 +182,8 @@ class ConfluentProducer:
 
         A report that got lost is a failure, too: see `_serve`.
         """
+        if not self._is_told and self._is_terse:
+            self._results[:] = [_UNTOLD if r is _STORED else r for r in self._results]
         for index, failure in self._failures:
             self._results[index] = Published(error=self._fault(failure, messages[index]))
         check_outage(self._results)
@@ -184,6 +197,7 @@ class ConfluentProducer:
         self.abandon()
         with translated("making a Kafka producer"):
             self._client = Producer({**self._configs, **configs})
+        self._is_terse = configs == _TERSE
 
     def _reports_for(self, count: int, *, located: bool) -> list[partial[None]]:
         """Return a callback per index: librdkafka's reports do not say which message it was.
@@ -236,7 +250,7 @@ class ConfluentProducer:
                 if native.code() != KafkaError._GAPLESS_GUARANTEE:
                     raise translation(native, "publishing")
                 # A message was refused. The reports say the rest, but this may have cost one.
-                self._is_whole = False
+                self._is_whole = self._is_told = False
                 return 1
             error = getattr(error, "__cause__", None)
         raise caught
