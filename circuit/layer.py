@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
+from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.registry import BREAKERS
-from holdfast.classification import Classify, recognise
+from holdfast.classification import Classify, check_classify, recognise
 from holdfast.deadline import current_deadline
 from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
 from holdfast.layer import Call, Layer, Refusal, Stage
 
 if TYPE_CHECKING:
     from holdfast.circuit.breaker import Breaker
-    from holdfast.circuit.policy import CircuitPolicy
 
 INNOCENT = (
     ArithmeticError,
@@ -107,6 +107,12 @@ def circuit(
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
             f"@circuit({name!r}): name the dependency, e.g. @circuit('payment-gateway')"
+        )
+    check_classify(classify, "@circuit")
+    if policy is not None and not isinstance(policy, CircuitPolicy):
+        raise ConfigurationError(
+            f"@circuit(policy={policy!r}): pass a CircuitPolicy, e.g. "
+            "CircuitPolicy(failure_rate=0.5, minimum_calls=10)"
         )
     if breaker is None:
         breaker = BREAKERS.get(name, policy)
