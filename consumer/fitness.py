@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from concurrent import futures
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, Transient
 from holdfast.idempotency.layer import Idempotent
 from holdfast.idempotency.leased import Leased
 from holdfast.layer import Call, Layer, Stage
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 _PLAIN = frozenset({type(None), bool, int, str, bytes, dict, list, tuple})
+
+
+class CancelledWithin(Transient):
+    """The handler was not asked to end: something that it waited for was cancelled."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}() let a CancelledError out, and nobody had cancelled it: catch it where the "
+            "handler waits for what may be cancelled"
+        )
 
 
 class Returned(Layer):
@@ -39,6 +51,17 @@ class Returned(Layer):
     def describe(self) -> str:
         """Say what is refused."""
         return "no coroutine, no generator"
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Make a failure of a cancellation that nobody asked for: it would be released for ever."""
+        if isinstance(error, asyncio.CancelledError | futures.CancelledError):
+            raise CancelledWithin(self._name) from error
+
+    def fail_async(self, call: Call, error: BaseException) -> None:
+        """Do the same, unless it is the task of the handler that is asked to end."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            self.fail(call, error)
 
     def leave(self, call: Call) -> None:
         """Look at what the handler returned."""
