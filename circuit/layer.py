@@ -84,12 +84,17 @@ class Circuit(Layer):
             return deadline is not None and deadline.is_over()
         if not isinstance(error, Exception):
             return False
-        remedy = self._classify(error)
-        if remedy is None:
-            remedy = recognise(error)
-        if remedy is None:
+        if self._remedy(error) is None:
             return not isinstance(error, INNOCENT)
-        return bool(remedy in (Remedy.RETRY, Remedy.PAUSE))
+        return self.is_passing(error)
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether *error* is known to be one that passes: no guess, as `blames` may be."""
+        return self._remedy(error) in (Remedy.RETRY, Remedy.PAUSE)
+
+    def _remedy(self, error: BaseException) -> Remedy | None:
+        remedy: Remedy | None = self._classify(error)
+        return recognise(error) if remedy is None else remedy
 
 
 def circuit(

@@ -76,7 +76,9 @@ class Outage(Layer):
         """Raise that the dependency is down instead, so that nothing outside blames the message.
 
         A circuit that has served many may take longer to open than one message has retries. In
-        a run that can wait, the message waits, then, until others show whose fault it is.
+        a run that can wait, one with an error that passes waits, until others show whose fault
+        it is. An error that nobody knows is no such excuse: it would wait for ever in a topic
+        of one key.
         """
         if isinstance(error, CircuitOpen):
             return
@@ -85,5 +87,5 @@ class Outage(Layer):
             return
         if breaker.is_failing():
             raise CircuitOpen(breaker.name, None) from error
-        if work is not None and call.suspends:
+        if call.suspends and any(circuit.is_passing(error) for circuit in self._circuits):
             raise PerhapsDown(breaker.name) from error
