@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
+from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.registry import BREAKERS
-from holdfast.classification import Classify, recognise
+from holdfast.classification import Classify, check_classify, recognise
 from holdfast.deadline import current_deadline
 from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
 from holdfast.layer import Call, Layer, Refusal, Stage
 
 if TYPE_CHECKING:
     from holdfast.circuit.breaker import Breaker
-    from holdfast.circuit.policy import CircuitPolicy
 
 INNOCENT = (
     ArithmeticError,
@@ -84,12 +84,17 @@ class Circuit(Layer):
             return deadline is not None and deadline.is_over()
         if not isinstance(error, Exception):
             return False
-        remedy = self._classify(error)
-        if remedy is None:
-            remedy = recognise(error)
-        if remedy is None:
+        if self._remedy(error) is None:
             return not isinstance(error, INNOCENT)
-        return bool(remedy in (Remedy.RETRY, Remedy.PAUSE))
+        return self.is_passing(error)
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether *error* is known to be one that passes: no guess, as `blames` may be."""
+        return self._remedy(error) in (Remedy.RETRY, Remedy.PAUSE)
+
+    def _remedy(self, error: BaseException) -> Remedy | None:
+        remedy: Remedy | None = self._classify(error)
+        return recognise(error) if remedy is None else remedy
 
 
 def circuit(
@@ -107,6 +112,12 @@ def circuit(
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
             f"@circuit({name!r}): name the dependency, e.g. @circuit('payment-gateway')"
+        )
+    check_classify(classify, "@circuit")
+    if policy is not None and not isinstance(policy, CircuitPolicy):
+        raise ConfigurationError(
+            f"@circuit(policy={policy!r}): pass a CircuitPolicy, e.g. "
+            "CircuitPolicy(failure_rate=0.5, minimum_calls=10)"
         )
     if breaker is None:
         breaker = BREAKERS.get(name, policy)

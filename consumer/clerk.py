@@ -139,13 +139,14 @@ class Clerk:
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self._stopping, min(delay, 5.0)):
                     return
-            except Exception:
+            except Exception as error:
                 log.critical("the consumer failed in itself: please report this", exc_info=True)
+                self.down = f"the consumer failed in itself, see its log: {error!r}"
                 if self._clock.wait(self._stopping, 1.0):
                     return
             else:
                 if self.down is not None:
-                    log.warning("the database answers again, the intake goes on")
+                    log.warning("the intake goes on")
                 self.down = None
                 return
 

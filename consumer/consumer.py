@@ -16,6 +16,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.consumer.assembly import Assembly
 from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books
+from holdfast.consumer.fitness import check_apart, registered
 from holdfast.consumer.homes import Homes
 from holdfast.consumer.metrics import ConsumerMetrics
 from holdfast.consumer.reporter import Reporter
@@ -71,8 +72,8 @@ class Consumer:
         metrics: ConsumerMetrics | None = None,
         **options: Any,
     ) -> None:
-        if not group:
-            raise ConfigurationError("group is empty: name the consumer group")
+        if not isinstance(group, str) or not group:
+            raise ConfigurationError(f"group={group!r}: name the consumer group, e.g. 'billing'")
         if settings is not None and options:
             raise ConfigurationError(
                 f"{', '.join(options)} beside settings=: put everything into the Settings"
@@ -107,15 +108,20 @@ class Consumer:
         which the order of a key's messages does not matter says *ordered* False: they run side
         by side, and none waits for one that failed.
         """
-        if not topic:
-            raise ConfigurationError("topic is empty: name the topic that the handler reads")
+        if not isinstance(topic, str) or not topic:
+            raise ConfigurationError(
+                f"on({topic!r}): name the topic that the handler reads, e.g. @consumer.on('orders')"
+                "; for several topics write it several times"
+            )
         batches = Batches.of(batch)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
-            self._routes[topic] = self._routing.route(topic, function, batches, ordered=ordered)
-            return function
+            route = self._routing.route(topic, function, batches, ordered=ordered)
+            check_apart(route, self._routes.values())
+            self._routes[topic] = route
+            return registered(function, topic)
 
         return register
 

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import inspect
+from concurrent import futures
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, Transient
 from holdfast.idempotency.layer import Idempotent
 from holdfast.idempotency.leased import Leased
 from holdfast.layer import Call, Layer, Stage
-from holdfast.plan import Handler
+from holdfast.names import name_of
+from holdfast.plan import REGISTERED, Handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from holdfast.consumer.route import Route
     from holdfast.plan import Plan
 
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 _PLAIN = frozenset({type(None), bool, int, str, bytes, dict, list, tuple})
+
+
+class CancelledWithin(Transient):
+    """The handler was not asked to end: something that it waited for was cancelled."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}() let a CancelledError out, and nobody had cancelled it: catch it where the "
+            "handler waits for what may be cancelled"
+        )
 
 
 class Returned(Layer):
@@ -38,6 +51,17 @@ class Returned(Layer):
     def describe(self) -> str:
         """Say what is refused."""
         return "no coroutine, no generator"
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Make a failure of a cancellation that nobody asked for: it would be released for ever."""
+        if isinstance(error, asyncio.CancelledError | futures.CancelledError):
+            raise CancelledWithin(self._name) from error
+
+    def fail_async(self, call: Call, error: BaseException) -> None:
+        """Do the same, unless it is the task of the handler that is asked to end."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            self.fail(call, error)
 
     def leave(self, call: Call) -> None:
         """Look at what the handler returned."""
@@ -74,12 +98,14 @@ def handler_of(function: Any) -> Handler:
     return Handler((), function)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the stable name of a handler: of what a partial wraps, of the class of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named: Any = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+def registered(function: Callable[..., Any], topic: str) -> Callable[..., Any]:
+    """Return *function*, marked so that no decorator above it is taken for a part of the plan."""
+    if isinstance(function, MethodType):
+        return function
+    plan = handler_of(function).plan
+    marked = Handler(plan.layers, plan.function, clock=plan.clock)
+    setattr(marked, REGISTERED, topic)
+    return marked
 
 
 def check_memory(plan: Plan) -> None:
@@ -95,10 +121,39 @@ def check_memory(plan: Plan) -> None:
             )
 
 
+def check_apart(route: Route, others: Iterable[Route]) -> None:
+    """Refuse another handler of the same name where keys of the user's own are remembered.
+
+    Both would remember under that name, and one take the keys of the other for duplicates.
+    """
+    own = inspect.unwrap(route.plan.function)
+    for other in others:
+        if other.name != route.name or inspect.unwrap(other.plan.function) == own:
+            continue
+        if _makes_keys(route.plan) or _makes_keys(other.plan):
+            raise ConfigurationError(
+                f"the handlers of {other.topic!r} and {route.topic!r} are both called {route.name}"
+                " and make keys with @idempotent(key=…): they would take each other's messages "
+                "for duplicates. Give each a def of its own"
+            )
+
+
+def _makes_keys(plan: Plan) -> bool:
+    return any(
+        isinstance(layer, Idempotent | Leased)
+        and layer.subject is not None
+        and layer.subject.makes_keys
+        for layer in plan.layers
+    )
+
+
 def _check(function: Any) -> None:
     """Refuse what cannot be a handler, and say what to write instead."""
     if not callable(function) or isinstance(function, type):
-        raise ConfigurationError(f"a handler is a function, not {function!r}")
+        raise ConfigurationError(
+            f"a handler is a function, not {function!r}: put @consumer.on(topic) on a def or "
+            "async def"
+        )
     name = name_of(function).rpartition("<locals>.")[2]
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(

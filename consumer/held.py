@@ -220,13 +220,17 @@ class Held:
         )  # fmt: skip
 
     def _add(self, db: Connection, key: HeldKey, origin: Delivery, attempt: int) -> int:
-        """Add the row, unless a rival with the same lane has done so; the key row is locked."""
+        """Add the row, unless a rival with the same lane has done so; the key row is locked.
+
+        The same id with other content is another message: it must not vanish, but show as the
+        conflict that it is when its turn comes.
+        """
         mine = and_(
             held.c.grp == self._group, held.c.topic == key.topic, held.c.key_hash == key.key_hash
         )
         message_id = fitted(origin.message.id)
-        same = select(held.c.seq).where(mine, held.c.message_id == message_id)
-        if db.execute(same).first() is None:
+        same = select(held.c.body).where(mine, held.c.message_id == message_id)
+        if origin.body not in set(db.execute(same).scalars()):
             db.execute(
                 insert(held).values(
                     grp=self._group, topic=key.topic, key_hash=key.key_hash,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.consumer.work import current_work
-from holdfast.errors import CircuitOpen
+from holdfast.errors import CircuitOpen, DependencyDown
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
@@ -17,12 +17,23 @@ if TYPE_CHECKING:
     from holdfast.message import Message
 
 
+class PerhapsDown(DependencyDown):
+    """A dependency fails a message, and has not served others in between."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} fails it, and perhaps all others: it waits, without blame, until others are "
+            "served"
+        )
+        self.name = name
+
+
 class Outage(Layer):
     """Turns the last failure of a message into "dependency down" where that is what it was.
 
-    A message whose retries are spent on a dependency that also fails nearly everybody else
-    is not dead: it waits for the circuit, however few calls have been counted so far. One that
-    fails again and again while others pass has no such excuse.
+    A message whose retries are spent on a dependency is not dead while nobody else is served
+    either: it waits, however few calls the circuit has counted so far. One that fails again and
+    again while others pass has no such excuse.
     """
 
     stage: ClassVar[Stage] = Stage.DURABLE_RETRY
@@ -62,7 +73,13 @@ class Outage(Layer):
             self.passed(call.message)
 
     def fail(self, call: Call, error: BaseException) -> None:
-        """Raise `CircuitOpen` instead, so that nothing outside blames the message."""
+        """Raise that the dependency is down instead, so that nothing outside blames the message.
+
+        A circuit that has served many may take longer to open than one message has retries. In
+        a run that can wait, one with an error that passes waits, until others show whose fault
+        it is. An error that nobody knows is no such excuse: it would wait for ever in a topic
+        of one key.
+        """
         if isinstance(error, CircuitOpen):
             return
         breaker, work = self.blamed(error), current_work.get()
@@ -70,3 +87,5 @@ class Outage(Layer):
             return
         if breaker.is_failing():
             raise CircuitOpen(breaker.name, None) from error
+        if call.suspends and any(circuit.is_passing(error) for circuit in self._circuits):
+            raise PerhapsDown(breaker.name) from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.circuit import Breaker, Circuit
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
-from holdfast.consumer.fitness import Returned, check_memory, handler_of, name_of
+from holdfast.consumer.fitness import Returned, check_memory, handler_of
 from holdfast.consumer.homes import Homes, place
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
@@ -18,6 +18,7 @@ from holdfast.consumer.witness import Witness
 from holdfast.dlq import DeadLetters
 from holdfast.errors import ConfigurationError
 from holdfast.layer import Layer, Stage
+from holdfast.names import name_of
 from holdfast.outbox import Outbox
 from holdfast.plan import Plan
 

@@ -13,6 +13,7 @@ from holdfast.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.orm import SessionTransaction
 
 AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
@@ -70,6 +71,12 @@ class HandlerSession(Session):
         if transaction is None or transaction is not self._begun or not transaction.is_active:
             raise TransactionNotYours("rollback() on the connection of its session")
         return connection
+
+    def begin(self, nested: bool = False) -> SessionTransaction:
+        """Refuse, unless it is a savepoint."""
+        if not nested:
+            raise TransactionNotYours("session.begin()")
+        return super().begin(nested)
 
     def commit(self) -> NoReturn:
         """Refuse."""

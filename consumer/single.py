@@ -17,9 +17,15 @@ from holdfast.consumer.performer import ProcessKilled
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import dead_lettered
-from holdfast.errors import DependencyDown, HoldfastError, Remedy, StaleDelivery
+from holdfast.errors import (
+    ConfigurationError,
+    DependencyDown,
+    HoldfastError,
+    Remedy,
+    StaleDelivery,
+)
 from holdfast.layer import Call
-from holdfast.message import begin_handling, handling
+from holdfast.message import Message, begin_handling, handling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
     from holdfast.consumer.vigil import Vigil
-    from holdfast.message import Message
 
 log = logging.getLogger("holdfast.consumer")
 
@@ -91,8 +96,13 @@ class Single:
         self._tally = tally
         self._metrics = metrics
 
+    def __call__(self, message: Message) -> Any:
+        """Handle *message* like `handle`, or return what is to be awaited for an `async def`."""
+        return self.handle_async(message) if self._route.plan.is_async else self.handle(message)
+
     def handle(self, message: Message) -> Outcome:
         """Handle *message*; acknowledge it if and only if the outcome says so."""
+        self._check(message, is_async=False)
         run = _Run(self, self._correlated(message))
         with run:
             try:
@@ -108,6 +118,7 @@ class Single:
 
     async def handle_async(self, message: Message) -> Outcome:
         """Handle *message* with an `async def` handler."""
+        self._check(message, is_async=True)
         run = _Run(self, self._correlated(message))
         token = current_work.set(run.work)
         try:
@@ -123,6 +134,18 @@ class Single:
         finally:
             current_work.reset(token)
             await run.off_loop(run.close)
+
+    def _check(self, message: object, *, is_async: bool) -> None:
+        """Refuse a call that could only fail, or run the handler and call that a failure."""
+        plan = self._route.plan
+        if plan.is_async is not is_async:
+            colour, right = ("async def", "handle_async") if plan.is_async else ("def", "handle")
+            raise ConfigurationError(f"{plan.name}() is {colour}: use {right}(message)")
+        if not isinstance(message, Message):
+            raise ConfigurationError(
+                f"{plan.name}() is to handle a {type(message).__name__}: pass a Message, e.g. "
+                "Message.new(topic, payload, key=…), or the message of a Delivery"
+            )
 
     def _correlated(self, message: Message) -> Message:
         if message.correlation_id is not None or self._settings.strict:

@@ -13,6 +13,7 @@ from holdfast.consumer.session import AnyEngine, HandlerSession, guarded
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import note_begin, require_whole
 from holdfast.in_thread import to_the_end
+from holdfast.isolation import at_read_committed
 from holdfast.layer import Call, Layer, Stage
 
 if TYPE_CHECKING:
@@ -149,9 +150,7 @@ class AsyncTransaction(Layer):
 
 def for_handlers(engine: AnyEngine) -> AnyEngine:
     """Return *engine* for handlers, at the level where a rival's commit is no error."""
-    if engine.dialect.name != "sqlite":  # which has one writer at a time
-        engine = engine.execution_options(isolation_level="READ COMMITTED")
-    return guarded(engine)
+    return guarded(at_read_committed(engine))
 
 
 def before_commit(call: Call, action: Callable[[Connection], None]) -> None:

@@ -38,6 +38,15 @@ def recognise(error: BaseException) -> Remedy | None:
     return rule(error) if callable(rule) else rule
 
 
+def check_classify(classify: Classify | None, decorator: str) -> None:
+    """Refuse what cannot judge errors, before there is one."""
+    if classify is not None and (not callable(classify) or isinstance(classify, type)):
+        raise ConfigurationError(
+            f"{decorator}(classify={classify!r}): pass a function of the error that returns a "
+            "Remedy or None, or Rules({ErrorType: Remedy.RETRY, …})"
+        )
+
+
 def declared(error: BaseException) -> Remedy | None:
     """Return the remedy that *error* carries: `HoldfastError.remedy` or `__holdfast_remedy__`."""
     remedy = getattr(error, "__holdfast_remedy__", None)

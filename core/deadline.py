@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ class Deadline(msgspec.Struct, frozen=True):
     def is_over(self) -> bool:
         """Whether the time is up, or an event loop has cut the work short because of it."""
         return (self.is_cut is not None and self.is_cut()) or self.remaining() == 0
+
+
+def is_seconds(value: object) -> bool:
+    """Whether *value* is a time that something may take."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 _CURRENT: ContextVar[Deadline | None] = ContextVar("holdfast_deadline", default=None)

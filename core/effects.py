@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, overload
 
+from holdfast.errors import ConfigurationError
 from holdfast.message import current_message
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def effect(
     A simulation skips it and returns *instead*. The replay of a dead letter runs it, for
     the first time it failed; with `on_replay=False` a replayed message skips it too.
     """
+    if function is not None and not callable(function):
+        raise ConfigurationError(
+            f"@effect({function!r}): settings have names, e.g. @effect(on_replay=False)"
+        )
     if function is None:
         return functools.partial(_marked, on_replay=on_replay, instead=instead)
     return _marked(function, on_replay=on_replay, instead=instead)

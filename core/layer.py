@@ -46,6 +46,7 @@ REASONS: dict[tuple[Stage, Stage], str] = {
     (Stage.RETRY, Stage.SETTLE): "a message would be dead-lettered and then tried again",
     (Stage.DEDUP, Stage.SETTLE): "a dead-lettered message would be remembered as done",
     (Stage.BREAKER, Stage.RETRY): "the breaker would see one call where many were made",
+    (Stage.ATTEMPT, Stage.RETRY): "it would cover all attempts together, and the waits between",
     (Stage.DEDUP, Stage.BREAKER): "the dedup row would be held while the circuit is open",
 }
 """Why (outer, inner) is wrong."""

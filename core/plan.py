@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import PlanError
 from holdfast.layer import Call, Layer
+from holdfast.names import short_name
 from holdfast.order import check_order
 from holdfast.runner import Runner
 
@@ -27,7 +28,7 @@ class Plan(Runner):
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.name = getattr(function, "__name__", repr(function))
+        self.name = short_name(function)
         check_order(layers, self.name)
         self.layers = tuple(layers)
         self.is_async = _is_async(function)
@@ -89,13 +90,28 @@ class Handler:
         return Handler(self.plan.layers, self.plan.function, clock=clock)
 
 
+REGISTERED = "__holdfast_registered__"
+"""What a consumer leaves on a function that it runs: its topic."""
+
+
 def wrap(layer: Layer, function: Callable[..., Any]) -> Handler:
     """Put *layer* around *function*; around a `Handler` it joins the one flat plan."""
+    topic = getattr(function, REGISTERED, None)
+    if topic is not None:
+        raise PlanError(
+            f"{layer.label} stands above @consumer.on({topic!r}), which runs {short_name(function)}"
+            f"() without it: put {layer.label} below @consumer.on"
+        )
     if isinstance(function, Handler):
         plan = function.plan
         return Handler((layer, *plan.layers), plan.function, clock=plan.clock)
+    if isinstance(function, staticmethod | classmethod | property):
+        kind = type(function).__name__
+        raise PlanError(f"{layer.label} stands above @{kind}: put it below, next to the def")
     if not callable(function) or isinstance(function, type):
-        raise PlanError(f"{layer.label} decorates functions, not {function!r}")
+        raise PlanError(
+            f"{layer.label} decorates functions, not {function!r}: put it on a def or async def"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise PlanError(
             f"{layer.label} cannot cover {function.__name__}(): a generator has not run yet when "

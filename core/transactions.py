@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.backoff import Backoff
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.isolation import for_transaction, tell_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,13 +57,14 @@ def transact(
     nothing but the database. READ COMMITTED, whatever the engine's own level: a rival's
     commit is seen instead of failing us.
     """
-    engine, attempt = _read_committed(engine), 0
+    engine, attempt = for_transaction(engine), 0
     while True:
         attempt += 1
         try:
             with engine.begin() as db:
                 if engine.dialect.name == "sqlite":
                     take_turns(db)
+                tell_level(db)
                 return work(db)
         except DBAPIError as error:
             delay = backoff.delay(attempt) if is_deadlock(error) else None
@@ -76,10 +78,3 @@ def take_turns(db: Connection) -> None:
     raw: Any = db.connection.driver_connection
     if getattr(raw, "in_transaction", None) is False:
         db.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _read_committed(engine: Engine) -> Engine:
-    has = engine.get_execution_options().get("isolation_level")
-    if engine.dialect.name == "sqlite" or has == "READ COMMITTED":
-        return engine
-    return engine.execution_options(isolation_level="READ COMMITTED")

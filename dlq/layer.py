@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from holdfast.classification import Classify, recognise
+from holdfast.classification import Classify, check_classify, recognise
 from holdfast.dlq.capture import NOWHERE, Origin, capture
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy
 from holdfast.ids import derived_id
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.message import Message, current_message
+from holdfast.names import name_of
 from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class DeadLetters(Layer):
         """Wrap *function*, whose name the letters carry."""
         own = copy.copy(self)
         inner = getattr(getattr(function, "plan", None), "function", function)
-        module, name = getattr(inner, "__module__", ""), getattr(inner, "__qualname__", "function")
-        own._handler = f"{module}.{name}"
+        own._handler = name_of(inner)
         return super(DeadLetters, own).__call__(function)
 
     def describe(self) -> str:
@@ -164,6 +164,10 @@ def dead_letter(
     *commutative* declares that the messages of a key may take effect in any order: a replay
     then sends one also when a newer one of its key was handled.
     """
+    if home is not None and not hasattr(home, "put"):
+        hint = "write @dead_letter() with parentheses" if callable(home) else "pass a StoreHome"
+        raise ConfigurationError(f"@dead_letter({home!r}): that is no home of letters; {hint}")
+    check_classify(classify, "@dead_letter")
     return DeadLetters(home, group=group, classify=classify, origin=origin, commutative=commutative)
 
 

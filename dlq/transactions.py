@@ -16,6 +16,7 @@ from sqlalchemy.exc import (
 from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown, Remedy
+from holdfast.isolation import tell_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,10 +40,10 @@ def committed(
     A deadlock or a serialization failure rolls everything back, so the whole is done again,
     at growing random distances. `DependencyDown` when the database stays away.
     """
-    own = _own(engine)
     for attempt in range(1, tries + 1):
         try:
-            with own.begin() as db:
+            with engine.begin() as db:
+                tell_level(db)  # MySQL then locks rows, not gaps
                 return work(db)
         except DBAPIError as error:
             if attempt == tries or recognise(error) is not Remedy.RETRY:
@@ -51,13 +52,6 @@ def committed(
             raise down(error) from error
         clock.sleep(0.01 * 2**attempt * (0.5 + randomness()))
     raise AssertionError("unreachable")
-
-
-def _own(engine: Engine) -> Engine:
-    """Return *engine* for short transactions of ours: MySQL then locks rows, not gaps."""
-    if engine.dialect.name in ("mysql", "mariadb"):
-        return engine.execution_options(isolation_level="READ COMMITTED")
-    return engine
 
 
 class TooLarge(DependencyDown):

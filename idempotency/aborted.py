@@ -88,6 +88,8 @@ def require_whole(session: Session | Connection) -> None:
     try:
         connection.exec_driver_sql("RELEASE SAVEPOINT holdfast_alive")
     except DBAPIError as error:
+        if error.connection_invalidated:
+            raise  # the server has gone, which is nobody's fault
         raise TransactionAborted from error
 
 

@@ -73,7 +73,7 @@ class LeaseStore(Protocol):
         ...
 
     def renew(self, lease: Lease) -> bool:
-        """Make *lease* last its seconds from now; return False if it is no longer ours."""
+        """Make *lease* last its seconds from now; False if it was freed or is another's."""
         ...
 
     def complete(self, lease: Lease, result: bytes | None) -> None:
@@ -147,7 +147,9 @@ class Heartbeat:
                 lease.wanted.id, lease.consumer, error,
             )  # fmt: skip
             return False
-        if not still:
+        with self._lock:
+            is_wanted = lease in self._kept  # else it was given back meanwhile, by ourselves
+        if not still and is_wanted:
             log.warning("the lease on message %s is lost to another worker of %s, this one's "
                         "result will be refused", lease.wanted.id, lease.consumer)  # fmt: skip
             self.drop(lease)

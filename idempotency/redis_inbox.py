@@ -37,8 +37,8 @@ if ARGV[3] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return {'lease', token}
 """
 _RENEW = """
-local known = redis.call('HMGET', KEYS[1], 'token', 'done')
-if known[1] ~= ARGV[1] or known[2] then return 0 end
+local known = redis.call('HMGET', KEYS[1], 'token', 'done', 'until')
+if known[1] ~= ARGV[1] or known[2] or not known[3] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now + ARGV[2]))

@@ -15,6 +15,7 @@ from holdfast.idempotency.claim import Wanted
 from holdfast.idempotency.inbox import wanted
 from holdfast.idempotency.keys import UNCOMPARED, message_key
 from holdfast.message import Message, current_message
+from holdfast.names import has_own_name, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +27,20 @@ class Subject:
     """Reads calls of one function."""
 
     def __init__(self, function: Callable[..., Any], key: Callable[..., Any] | None) -> None:
-        self.name = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+        self.name = name_of(function)
+        self._is_named = has_own_name(function)
         self._key = key
         self._takes_message = key is not None and _takes_two(key)
+        self.makes_keys = key is not None
+        """Whether a key function makes the identity, and not the message's id."""
 
     def consumer(self, call: Call) -> str:
         """Return whose memory it is: the group and handler, or the function's own name."""
+        if not call.consumer and not self._is_named:
+            raise ConfigurationError(
+                f"@idempotent remembers under a function's name, and {self.name} may stand for "
+                "several: put it on a def, which may call the partial, object or lambda"
+            )
         return call.consumer or self.name
 
     def session(self, call: Call) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.backoff import Backoff
-from holdfast.classification import Classify, declared, recognise
-from holdfast.deadline import Deadline, begin, current_deadline, end, within
+from holdfast.classification import Classify, check_classify, declared, recognise
+from holdfast.deadline import Deadline, begin, current_deadline, end, is_seconds, within
 from holdfast.errors import ConfigurationError, Remedy, ResultRejected
 from holdfast.layer import Again, Call, Layer, Refusal, Stage
 from holdfast.retry import strategies
@@ -87,8 +86,9 @@ class Retry(Layer):
             strategies.check_wait(policy)
         if stop is not None:
             strategies.check_stop(stop)
-        if deadline is not None and not 0 < deadline < math.inf:
-            raise ConfigurationError(f"@retry(deadline={deadline}): use seconds above 0, or None")
+        check_classify(classify, "@retry")
+        if deadline is not None and not is_seconds(deadline):
+            raise ConfigurationError(f"@retry(deadline={deadline!r}): use seconds above 0, or None")
         if on is not None and classify is not None:
             raise ConfigurationError("@retry(on=…, classify=…): both decide what to retry; use one")
         if budget is not None and not isinstance(budget, Budget | str):
@@ -298,7 +298,8 @@ def _condition(on: Any) -> Callable[[Any], bool] | None:
     if on is None or (callable(on) and not isinstance(on, type)):
         return on
     raise ConfigurationError(
-        f"@retry(on={on!r}): use error types, a predicate of the error, or a tenacity retry_*"
+        f"@retry(on={on!r}): use error types, one or a tuple of them, a predicate of the error, "
+        "or a tenacity retry_*"
     )
 
 

@@ -34,6 +34,10 @@ def check_wait(value: object) -> None:
             "@retry() with parentheses; a policy of your own is an object with delay(attempt, "
             "previous)"
         )
+    if isinstance(value, int) and value > 0:
+        raise ConfigurationError(
+            f"@retry({value!r}): say how often and how long, @retry(Backoff(attempts={value!r}))"
+        )
     if not is_strategy(value, "wait_base"):
         raise ConfigurationError(
             f"@retry({value!r}): the policy is a Backoff, a tenacity wait_* object, or any object "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.deadline import Deadline, begin, current_deadline, end, within
+from holdfast.deadline import Deadline, begin, current_deadline, end, is_seconds, within
 from holdfast.errors import AttemptTimeout, ConfigurationError
 from holdfast.layer import Call, Layer, Stage
 
@@ -34,8 +33,10 @@ class Timeout(Layer):
     label: ClassVar[str] = "@timeout"
 
     def __init__(self, seconds: float) -> None:
-        if not 0 < seconds < math.inf:
-            raise ConfigurationError(f"@timeout({seconds}): use seconds above 0")
+        if not is_seconds(seconds):
+            raise ConfigurationError(
+                f"@timeout({seconds!r}): use seconds above 0, e.g. @timeout(5)"
+            )
         self.seconds = seconds
 
     def describe(self) -> str:

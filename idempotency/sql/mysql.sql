@@ -17,7 +17,7 @@ ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
 -- name: standing
 SELECT a.message_id, a.failed, a.released, a.crashed, a.suspected, a.first_failed_at,
     a.last_failed_at, a.last_error, 0 AS begun, 0 AS begun_alone,
-    UNIX_TIMESTAMP(SYSDATE(6)) - a.first_failed_at AS failing_for
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 - a.first_failed_at AS failing_for
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
 UNION ALL
@@ -108,8 +108,9 @@ UPDATE holdfast_inbox_lease
 SET token = greatest(token + 1, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS SIGNED)), until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
 WHERE consumer = :consumer AND message = :message
 -- name: lease_renew
+-- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
 UPDATE holdfast_inbox_lease SET until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token
+WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
 -- name: lease_end
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND message = :message AND token = :token

@@ -114,8 +114,9 @@ UPDATE holdfast_inbox_lease
 SET token = greatest(token + 1, CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)), until = extract(epoch FROM clock_timestamp()) + :seconds
 WHERE consumer = :consumer AND message = :message
 -- name: lease_renew
+-- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
 UPDATE holdfast_inbox_lease SET until = extract(epoch FROM clock_timestamp()) + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token
+WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
 -- name: lease_end
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND message = :message AND token = :token

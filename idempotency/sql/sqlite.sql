@@ -99,8 +99,9 @@ UPDATE holdfast_inbox_lease
 SET token = max(token + 1, CAST((julianday('now') - 2440587.5) * 86400.0 * 1000000 AS INTEGER)), until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
 WHERE consumer = :consumer AND message = :message
 -- name: lease_renew
+-- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
 UPDATE holdfast_inbox_lease SET until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token
+WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
 -- name: lease_end
 DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND message = :message AND token = :token

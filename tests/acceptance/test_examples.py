@@ -69,3 +69,17 @@ def test_the_idempotency_example_has_one_invoice_for_each_good_order() -> None:
     assert lines[1] == "12 deliveries of 9 orders: 9 invoices"
     assert lines[2].startswith("refused: digest ")
     assert lines[3].startswith("a batch of 100: 99 invoices, failed: [PoisonMessage(")
+
+
+def test_the_consumer_example_keeps_order_holds_a_key_and_outlives_an_outage() -> None:
+    """What was dead is never billed, what waited behind it is, and the outage costs nothing."""
+    lines = run("consumer.py").splitlines()
+    assert lines[:7] == [
+        "in order: ada [1, 2, 3], bob [1, 2, 3]",
+        "handled 6, duplicates 1",
+        "poison: key ada is held with 2 parked, bob [1, 2, 3, 4]",
+        "released: ada [1, 2, 3, 5, 6]",
+        "outage: eve [1, 2, 3], 0 dead letters",
+        "in batches: 12 entries, 1 dead letter",
+        "orders → bill:",
+    ]

@@ -80,27 +80,32 @@ def assert_once_and_in_order(bench: Bench) -> None:
 # -- the database ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [Postgres, MariaDB])
 def test_a_database_that_dies_and_comes_back_costs_nothing(
-    tmp_path: Path, private_server: PrivateServer
+    tmp_path: Path,
+    private_server: PrivateServer,
+    kind: type[Postgres | MariaDB],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Killed in the middle of handlers: nothing lost, nothing twice, nobody blamed, no help."""
-    postgres = private_server(Postgres)
-    bench = Bench(tmp_path, postgres.database("faults"))
+    database = private_server(kind)
+    bench = Bench(tmp_path, database.database("faults"))
     gate, begun = threading.Event(), threading.Event()
     consumer = payer(bench, gate, begun)
     for key, payload in orders():
         bench.publish(payload, key=key)
     with running(consumer):
         assert begun.wait(NEVER)
-        postgres.kill()
+        database.kill()
         gate.set()  # its commit meets a dead database
         until(lambda: _is_down(consumer), "the outage is seen")
         assert bench.lag > 0
-        postgres.start()
+        database.start()
         until(lambda: bench.lag == 0 and not _is_down(consumer), "everything acknowledged")
     _awake(bench)
     assert_once_and_in_order(bench)
     assert consumer.tally.failed == 0
+    assert "please report" not in caplog.text, "an outage is no mistake of the consumer"
     bench.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,3 +167,31 @@ def test_a_decorated_method_keeps_its_layers(bench: Bench) -> None:
     bench.publish("first")
     with running(consumer):
         until(lambda: len(bench.letters) == 1, "dead-lettered")
+
+
+async def awaits_what_was_cancelled(order: str) -> None:
+    """Wait for a task that somebody else has cancelled."""
+    task = asyncio.get_running_loop().create_future()
+    task.cancel()
+    await task
+
+
+def asks_what_was_cancelled(order: str) -> None:
+    """Wait for a job that somebody else has cancelled."""
+    job: Future[None] = Future()
+    job.cancel()
+    job.result()
+
+
+@pytest.mark.parametrize("function", [awaits_what_was_cancelled, asks_what_was_cancelled])
+def test_a_handler_that_was_not_cancelled_cannot_say_so_for_ever(
+    bench: Bench, function: Callable[..., Any]
+) -> None:
+    """Released each time, its message would be tried for ever and no error would tell."""
+    consumer = bench.consumer()
+    consumer.on("orders")(dead_letter()(retry(Backoff(first=0.01, attempts=3))(function)))
+    bench.publish("first")
+    with running(consumer):
+        until(lambda: len(bench.letters) == 1, "dead-lettered")
+    assert "nobody had cancelled it" in bench.letters[0].envelope
+    assert bench.letters[0].attempts == 3

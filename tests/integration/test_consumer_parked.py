@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import event, func, select, text, update
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
-from holdfast import Message, Transient
+from holdfast import Message, PoisonMessage, Transient
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
+from holdfast.consumer.desk import Desk
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.schema import database_now, held_key
+from holdfast.consumer.vitals import Vitals
 from holdfast.dlq import dead_letter
 from holdfast.idempotency import InProgress, idempotent
 from holdfast.idempotency.schema import inbox
+from holdfast.outbox.audit import Warrant
 from holdfast.ports import Delivery, Lane
 from holdfast.retry import Backoff, Jitter, retry
 from tests.consuming import Bench, running, until
@@ -128,6 +132,60 @@ def test_a_failure_of_the_consumer_itself_costs_no_message_its_turn(bench: Bench
     assert bench.effects == ["one", "two"]
 
 
+def test_a_failure_of_the_intake_itself_is_seen_and_loses_nothing(bench: Bench) -> None:
+    """Nothing is admitted: whoever looks at the consumer must be told."""
+    consumer = failing_once(bench)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("nobody thought of this")
+
+    try:
+        with running(consumer):
+            until(lambda: Vitals(consumer).ready().good, "it is ready")
+            event.listen(bench.engine, "before_cursor_execute", broken)
+            bench.publish("one", "two")
+            until(lambda: not Vitals(consumer).ready().good, "it is not ready")
+            until(lambda: "failed in itself" in Vitals(consumer).ready().why, "and says why")
+            down = {"what": "database"}
+            registry = consumer.metrics.registry
+            assert registry.get_sample_value("holdfast_consumer_down", down) == 1
+            event.remove(bench.engine, "before_cursor_execute", broken)
+            until(done(bench), "everything handled")
+            until(lambda: Vitals(consumer).ready().good, "it is ready again")
+    finally:
+        if event.contains(bench.engine, "before_cursor_execute", broken):
+            event.remove(bench.engine, "before_cursor_execute", broken)
+    assert [effect.split()[0] for effect in bench.effects] == ["one", "two"]
+
+
+def test_another_message_with_the_id_of_a_parked_one_is_not_lost(bench: Bench) -> None:
+    """It has no effect and no place in the key, but somebody must hear of it: a dead letter."""
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        if order == "bad":
+            raise PoisonMessage("bad for ever")
+        bench.note(session, order)
+
+    bench.publish("bad")
+    same = Message.new("orders", b"two", key="k")
+    bench.send(same, same, same.with_(payload=b"another"))
+    with running(consumer):
+        until(lambda: len(bench.letters) == 1 and bench.lag == 0, "the rest is parked")
+        assert [row.body for row in bench.held] == [b"two", b"another"]
+        assert [key.parked for key in bench.held_keys] == [2]
+        Desk(bench.engine).release("g", "orders", "k", Warrant(actor="ada", reason="fixed"))
+        until(lambda: len(bench.letters) == 2, "the conflict is a dead letter")
+    assert bench.effects == ["two"]
+    assert {letter.error_type.rpartition(".")[2] for letter in bench.letters} == {
+        "PoisonMessage",
+        "IdempotencyConflict",
+    }
+
+
 def test_a_created_correlation_survives_the_wait_in_the_database(bench: Bench) -> None:
     """The retry runs under the same correlation id as the first attempt would have."""
     plain = Message.new("orders", b"one", key="k").with_(correlation_id=None)
@@ -142,6 +200,7 @@ def test_keys_that_wait_for_a_circuit_keep_no_other_topic_waiting(bench: Bench) 
     """A retry of another topic is taken up while many keys of the first stand before a gate."""
     consumer, breaker = bench.consumer(patience=0.05), Breaker("bank of the parked", PATIENT)
     bench.broker.create_topic("bills")
+    opened = threading.Event()
 
     def handle(order: str, session: Session, attempt: Attempt) -> None:
         if attempt.number == 1:
@@ -149,16 +208,20 @@ def test_keys_that_wait_for_a_circuit_keep_no_other_topic_waiting(bench: Bench) 
         bench.note(session, order)
 
     def guarded(order: str, session: Session, attempt: Attempt) -> None:
+        if not opened.is_set():
+            raise Transient("not yet")
         handle(order, session, attempt)
 
     stack = circuit(breaker.name, breaker=breaker)(idempotent(guarded))
-    consumer.on("orders")(dead_letter()(retry(LATER)(stack)))
+    endless = Backoff(first=0.5, ceiling=0.5, jitter=Jitter.NONE)
+    consumer.on("orders")(dead_letter()(retry(endless)(stack)))
     consumer.on("bills")(dead_letter()(retry(LATER)(idempotent(handle))))
     for n in range(25):
         bench.publish(f"gated {n}", key=f"k{n}")
     with running(consumer):
-        until(lambda: consumer.tally.parked == 25, "all parked")
+        until(lambda: len(bench.held) == 25, "all parked")
         breaker.open()
+        opened.set()
         owned = lambda: sum(row.owner is not None for row in bench.held_keys)  # noqa: E731
         until(lambda: owned() >= 20, "keys taken up")
         bench.publish("bill", topic="bills")

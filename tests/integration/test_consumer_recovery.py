@@ -205,6 +205,64 @@ def test_a_handler_may_take_the_message_in_the_place_of_its_payload(
     assert bench.effects == ["k: b'\\xff no JSON'"]
 
 
+def test_an_outage_after_many_good_calls_kills_no_message(bench: Bench) -> None:
+    """The circuit takes longer to open than a message has retries; nobody dies meanwhile."""
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.1))
+    breaker = Breaker("gateway of many", CircuitPolicy(open_seconds=0.1))
+    down = threading.Event()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+    @circuit(breaker.name, breaker=breaker)
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        if down.is_set():
+            raise ConnectionError("no gateway")
+        bench.note(session, order)
+
+    good, late = [f"good {n}" for n in range(120)], [f"late {n}" for n in range(5)]
+    for order in good:
+        bench.publish(order, key=order)
+    with running(consumer):
+        until(lambda: len(bench.effects) == len(good), "a window full of successes")
+        down.set()
+        for order in late:
+            bench.publish(order, key=order)
+        until(lambda: isinstance(breaker.state, Open), "the circuit open at last")
+        assert bench.letters == []
+        assert [row for row in bench.attempts if row.failed] == []
+        down.clear()
+        until(lambda: bench.lag == 0, "recovered")
+    assert bench.letters == []
+    assert consumer.tally.failed == 0
+    assert sorted(bench.effects) == sorted([*good, *late])
+
+
+def test_an_error_that_nobody_knows_is_no_outage(bench: Bench) -> None:
+    """In a topic of one key no other message can show whose fault it is: retries decide."""
+    consumer = bench.consumer()
+    breaker = Breaker("gateway of the unknown", CircuitPolicy(open_seconds=0.1))
+
+    class OutOfStock(Exception):
+        """Of the user's own; no rule knows it."""
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=5))
+    @circuit(breaker.name, breaker=breaker)
+    def handle(order: str, session: Session) -> None:
+        if order == "bad":
+            raise OutOfStock(order)
+        bench.note(session, order)
+
+    bench.publish(*(f"good {n}" for n in range(20)), "bad")
+    with running(consumer):
+        until(lambda: len(bench.letters) == 1, "dead-lettered")
+    assert len(bench.effects) == 20
+    assert bench.letters[0].attempts == 3
+
+
 def test_one_message_that_makes_a_dependency_fail_does_not_stop_its_topic(bench: Bench) -> None:
     """While others pass, its failures are its own: it is dead-lettered, and the circuit closes."""
     consumer, breaker = bench.consumer(), Breaker("gateway of one", POLICY)

@@ -9,6 +9,7 @@ from sqlalchemy import select, text
 from holdfast.consumer.schema import database_now
 from holdfast.database import open_database
 from holdfast.dlq.replay.lease import database_seconds
+from holdfast.idempotency import Ledger, create_tables
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
@@ -50,6 +51,30 @@ def test_the_hour_that_comes_twice_is_counted_once_on_mariadb(mariadb: MariaDB) 
                 local = db.execute(text("SELECT HOUR(NOW())")).scalar_one()
                 assert local == 2
                 assert [float(db.execute(one).scalar_one()) for one in clocks] == [moment] * 4
+            db.rollback()
+            db.invalidate()
+    finally:
+        engine.dispose()
+
+
+def test_a_message_fails_for_as_long_as_it_does_when_the_hour_comes_twice(
+    mariadb: MariaDB,
+) -> None:
+    """The deadline of its retries is counted by it."""
+    engine = open_database(mariadb.database("failing"))
+    create_tables(engine)
+    ledger = Ledger(engine)
+    try:
+        with engine.connect() as db:
+            for statement in ZONE:
+                db.execute(text(statement))
+            db.commit()
+            db.execute(text("SET time_zone = 'Two/Oclocks'"))
+            db.execute(text(f"SET timestamp = {SWITCH - 1800}"))
+            ledger.failed("g/handle", "m", "down", connection=db)
+            db.execute(text(f"SET timestamp = {SWITCH + 1800}"))
+            standing = ledger.standing("g/handle", ["m"], connection=db)["m"]
+            assert standing.failing_for == 3600.0
             db.rollback()
             db.invalidate()
     finally:

@@ -75,6 +75,7 @@ WAYS: dict[str, Callable[[Session], object]] = {
     "two statements": lambda session: session.execute(text("SELECT 1; COMMIT")),
     "back": lambda session: session.execute(text("ROLLBACK")),
     "rolled back": lambda session: session.connection().rollback(),
+    "begun": lambda session: session.begin().__enter__(),
     "reset": lambda session: session.reset(),
     "invalidate": lambda session: session.invalidate(),
     "swallowed": swallowed,
@@ -107,6 +108,24 @@ def test_a_handler_cannot_end_its_transaction_by_the_back_door(bench: Bench, fai
         assert bench.effects == [way]
         with bench.engine.begin() as db:
             db.execute(text("DELETE FROM effects"))
+
+
+def test_a_handler_that_begins_a_transaction_hears_what_to_write_instead(small: Bench) -> None:
+    """`with session.begin()` is a habit; nobody is dead-lettered for it."""
+    consumer = small.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, attempts=2))
+    def handle(order: str, session: Session) -> None:
+        with session.begin():
+            small.note(session, order)
+
+    outcome = consumer.handler("orders").handle(Message.new("orders", b"x"))
+    assert isinstance(outcome.error, TransactionNotYours)
+    assert outcome.error.verb == "session.begin()"
+    assert "session.begin_nested()" in str(outcome.error)
+    assert small.letters == []
 
 
 def test_what_commits_in_passing_is_refused_on_mariadb(

@@ -120,6 +120,17 @@ def test_a_lease_given_back_is_free_at_once_and_its_token_grows(store: LeaseStor
     assert second.wanted == item
 
 
+def test_a_heartbeat_that_comes_too_late_does_not_take_a_freed_lease_again(
+    store: LeaseStore,
+) -> None:
+    """The next attempt would wait for the whole lease, with nobody at work."""
+    item = wanted(message())
+    first = taken(store.take(MAIL, item, 30))
+    store.free(first)
+    assert not store.renew(first)
+    taken(store.take(MAIL, item, 30))
+
+
 def test_the_end_of_a_zombie_is_refused(expiring: Expiring) -> None:
     """Its lease ran out and another took over: neither its end, nor its renewal, counts."""
     store, item = expiring.store, wanted(message())
