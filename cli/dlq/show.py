@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import case, func, select
+from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import encoded, excerpt, foreign, print_json, say
@@ -15,6 +15,7 @@ from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
 from holdfast.cli.options import Config, Json
 from holdfast.database import reading
+from holdfast.dlq.group import newest
 from holdfast.dlq.groups import Group
 from holdfast.dlq.letter import DeadLetter
 from holdfast.dlq.replay.edits import Edits
@@ -23,6 +24,7 @@ from holdfast.dlq.rows import PENDING, letter_of
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.siblings import Around, look_around
 from holdfast.dlq.vault import masked
+from holdfast.dlq.verdicts import MOST, Judged, verdicts
 from holdfast.errors import NotFound
 
 _MOST_PATHS = 5
@@ -56,7 +58,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     found = None if row is None else letter_of(row)
     if as_json:
         print_json({"group": None if group is None else asdict(group),
-                    "triage": None if judged is None else judged[0],
+                    "triage": None if judged is None else _triage(judged[0]),
                     "looks_like": None if judged is None else judged[1].verdict,
                     "letter": None if found is None else _as_json(found, row),
                     "superseded_by": None if passed is None else passed.message_id,
@@ -99,7 +101,7 @@ def explain(
         print_json(
             {"group_id": group.group_id, "algorithm": group.algorithm,
              "fingerprint": group.fingerprint, **group.hints,
-             "looks_like": around.verdict, "why": around.why, "triage": triage}
+             "looks_like": around.verdict, "why": around.why, "triage": _triage(triage)}
         )  # fmt: skip
         return
     say(f"group {group.group_id}: {group.title}")
@@ -121,38 +123,30 @@ def _group(engine: Engine, name: str) -> Group | None:
 
 def _sample(engine: Engine, group: Group) -> str:
     """Return the latest pending message of *group*, else the latest there is, else the first."""
-    latest = (
-        select(message.c.dlq_id)
-        .where(message.c.group_id == group.group_id)
-        .order_by(case((message.c.state == PENDING, 0), else_=1), message.c.seq.desc())
-        .limit(1)
-    )
     with reading(engine).connect() as db:
-        return str(db.execute(latest).scalar() or group.sample)
+        last = newest(db, group.group_id, (PENDING,)) or newest(db, group.group_id)
+        query = select(message.c.dlq_id).where(message.c.seq == last)
+        return str(db.execute(query).scalar() or group.sample)
 
 
-def _judged(engine: Engine, group: Group) -> tuple[dict[str, Any], Around]:
+def _judged(engine: Engine, group: Group) -> tuple[dict[str, Judged], Around]:
     """Return what triage decided about the pending messages, and what failed around them."""
-    query = (
-        select(message.c.verdict, func.count(), func.min(message.c.due_at))
-        .where(message.c.group_id == group.group_id, message.c.state == PENDING)
-        .group_by(message.c.verdict)
-    )
-    now = datetime.now(UTC).timestamp()
     with reading(engine).connect() as db:
-        verdicts = {
-            verdict: {"pending": count, "next_retry": due}
-            for verdict, count, due in db.execute(query)
-        }
-        return verdicts, look_around(db, group.group_id, now=now)
+        return verdicts(db, group.group_id), look_around(db, group.group_id)
 
 
-def _say_judged(triage: dict[str, Any], around: Around) -> None:
-    for verdict, facts in sorted(triage.items()):
-        due = facts["next_retry"]
+def _say_judged(triage: dict[str, Judged], around: Around) -> None:
+    few = sum(one.pending for one in triage.values()) < MOST
+    of = "triage" if few else f"triage of the latest {MOST:,}"
+    for verdict, one in triage.items():
+        due = one.next_retry
         told = "" if due is None else f", the next {when(due)} by  holdfast dlq replay --due"
-        say(f"  triage: {_VERDICTS.get(verdict, verdict)}: {facts['pending']:,}{told}")
+        say(f"  {of}: {_VERDICTS.get(verdict, verdict)}: {one.pending:,}{told}")
     say(f"  looks like: {around.verdict} ({around.why})")
+
+
+def _triage(judged: dict[str, Judged]) -> dict[str, Any]:
+    return {verdict: one._asdict() for verdict, one in judged.items()}
 
 
 def _hints(hints: Any) -> list[str]:

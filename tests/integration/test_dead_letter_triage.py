@@ -175,8 +175,7 @@ def test_many_failing_at_once_point_to_a_dependency_and_one_to_data(engine: Engi
     home.put(letter(99, RuntimeError("other"), topic="lonely"))
     with engine.connect() as db:
         found = {
-            one.topic: look_around(db, one.group_id, now=0.0).verdict
-            for one in Groups(engine).listed()
+            one.topic: look_around(db, one.group_id).verdict for one in Groups(engine).listed()
         }
     assert found == {"orders": "dependency", "lonely": "data"}
     assert judged(same=3, keys=3, others=2).verdict == "unclear"
@@ -296,7 +295,7 @@ def test_an_outage_without_keys_is_not_taken_for_bad_data(engine: Engine) -> Non
     StoreHome(engine).put_all([letter(n, TimeoutError("slow"), key=None) for n in range(20)])
     name = Groups(engine).listed()[0].group_id
     with engine.connect() as db:
-        around = look_around(db, name, now=0.0)
+        around = look_around(db, name)
     assert (around.verdict, around.keys) == ("dependency", 20)
 
 
