@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,19 @@ def test_a_small_new_problem_is_told_among_a_hundred_large_ones(engine: Engine) 
     home.put(letter(999, RuntimeError("odd"), handler="new"))
     assert alerts.run_once() == 1
     assert ear.heard[-1]["handler"] == "new"
+
+
+def test_a_muted_problem_is_told_again_when_the_time_is_over(engine: Engine) -> None:
+    """Until then it is quiet; after that somebody must look, for it is still there."""
+    clock, ear = VirtualClock(), Ear()
+    StoreHome(engine, clock=clock).put(letter(1, RuntimeError("odd"), clock=clock))
+    alerts, groups = Alerts(engine, [ear], clock=clock), Groups(engine, clock=clock)
+    assert alerts.run_once() == 1
+    until = clock.now() + timedelta(hours=4)
+    groups.mute(groups.listed()[0].group_id, WARRANT, until=until)
+    assert alerts.run_once() == 0
+    clock.advance(4 * 3600)
+    assert [alerts.run_once() for _ in range(2)] == [1, 0]
 
 
 def test_an_acknowledged_problem_is_quiet(engine: Engine) -> None:
