@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from holdfast.brokers import connect
 from holdfast.cli.dlq.stats import pace
-from holdfast.dlq import TopicHome, capture, close
+from holdfast.dlq import Origin, TopicHome, capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
 from holdfast.dlq.figures import snapshot, unfolded
@@ -97,6 +97,41 @@ def test_a_group_shows_a_message_that_is_pending(desk: Desk) -> None:
     (found,) = desk.json("groups")
     assert found["state"] == "regressed"
     assert desk.json("show", found["group_id"])["letter"]["dlq_id"] == first(desk)
+
+
+def test_a_letter_tells_who_failed_and_who_closed_it_and_why(desk: Desk) -> None:
+    """Version, host and tenant; the actor and the reason; and what can be done about it."""
+    origin = Origin(service_version="1.4.1", host="pod-7", tenant="tenant")
+    made = Message.new("orders", b"{}", headers={"tenant": "acme"})
+    one = capture(made, ValueError("bad"), group="billing", handler="shop.bill", origin=origin)
+    desk.home.put(one)
+    said = desk.run("show", one.dlq_id)[1]
+    assert "billing with shop.bill, version 1.4.1, on pod-7; tenant acme" in said
+    assert f"next: holdfast dlq replay --id {one.dlq_id[:8]} --dry-run" in said
+    assert desk.run("discard", "--id", one.dlq_id, "--reason", "a test", "--yes")[0] == 0
+    said = desk.run("show", one.dlq_id)[1]
+    assert "discarded by " in said
+    assert "Z: a test" in said
+    assert "holdfast dlq reopen --id" in said
+    found = desk.json("show", one.dlq_id)["letter"]
+    assert (found["closed"]["reason"], found["tenant"]) == ("a test", "acme")
+
+
+def test_credentials_in_headers_are_on_no_screen(desk: Desk) -> None:
+    """A replay sends them as they were; who looks sees stars, also in what an edit changed."""
+    secret = "Bearer abcdefghijklmnop"
+    made = Message.new("orders", b"{}", headers={"Authorization": secret, "own": "shown"})
+    one = capture(made, ValueError("bad"), group="billing", handler="shop.bill")
+    desk.home.put(one)
+    edit = ("edit", one.dlq_id, "--header", "x-token=tiger", "--reason", "OPS-1")
+    assert "tiger" not in desk.run(*edit)[1]
+    for form in ((), ("--json",)):
+        said = desk.run("show", one.dlq_id, *form)[1]
+        assert "shown" in said
+        assert "abcdefghijklmnop" not in said
+        assert "tiger" not in said
+    with desk.engine.connect() as db:
+        assert secret in str(db.execute(select(message.c.headers)).scalar())
 
 
 def test_a_parked_letter_is_reopened_with_a_reason(desk: Desk) -> None:
