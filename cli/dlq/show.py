@@ -79,7 +79,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         # A claim that is over, of an aborted plan, was never sent or never confirmed.
         state = "not confirmed" if plan.state == "claimed" and plan.live is None else plan.state
         say(f"plan {plan.plan_id[-8:]}: {state} {foreign(plan.note or '')}")
-    if group is None and found is not None:
+    if group is None and found is not None and row is not None:
         say_next(found, row["state"])
 
 
