@@ -10,12 +10,14 @@ from sqlalchemy import insert, text
 from figures import Figure, Goal, compare, rate
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture, create_tables
+from holdfast.dlq.group import newest
 from holdfast.dlq.groups import Groups
 from holdfast.dlq.rows import fingerprint_of, row_of
 from holdfast.dlq.rules import Call, Error, fingerprint
 from holdfast.dlq.schema import message
 from holdfast.dlq.siblings import look_around
 from holdfast.dlq.stats import stats
+from holdfast.dlq.verdicts import verdicts
 from holdfast.message import Message
 from tests.servers import Postgres
 
@@ -53,10 +55,12 @@ def figures() -> Iterator[Figure]:
 
 
 def shown(engine: Engine) -> None:
-    """Look at one group, with what failed around it."""
-    one = Groups(engine).listed()[0]
+    """Look at one group: its figures, newest message and verdicts, and what failed around it."""
+    one = Groups(engine).find(f"group{GROUPS - 1}")
     with engine.connect() as db:
-        look_around(db, one.group_id, now=time.time())
+        newest(db, one.group_id)
+        verdicts(db, one.group_id)
+        look_around(db, one.group_id)
 
 
 def failed(number: int) -> DeadLetter:
@@ -169,6 +173,7 @@ def fill(engine: Engine, *, folded: bool) -> None:
         "key_hash": "md5((n % 200000)::text)",
         "stored_at": "extract(epoch FROM now()) - n % 86400",
         "state": "CASE WHEN n % 50 = 0 THEN 'parked' ELSE 'pending' END",
+        "last_failed_at": "extract(epoch FROM now()) - n % 86400",
         "due_at": "CASE WHEN n % 20 = 0 THEN extract(epoch FROM now()) + n % 7200 - 3600 END",
         "tenant": "'t' || (n % 20)",
     }

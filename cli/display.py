@@ -80,12 +80,17 @@ def print_table(
 ) -> None:
     """Print *rows* as a table; markup and escapes in them have no effect.
 
-    The first *whole* columns, names that people type, are not cut on a narrow terminal.
+    The first *whole* columns, names that people type, are not cut on a narrow terminal;
+    columns of numbers are flush right.
     """
+    cells = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
     columns = [Column(name, no_wrap=place < whole) for place, name in enumerate(headings)]
+    for column, texts in zip(columns, zip(*cells, strict=True), strict=bool(cells)):
+        if all(text.replace(",", "").isdigit() for text in texts):
+            column.justify = "right"
     table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*(Text(plain("" if cell is None else str(cell))) for cell in row))
+    for texts in cells:
+        table.add_row(*map(Text, texts))
     out.print(table)
 
 

@@ -15,6 +15,7 @@ from holdfast.dlq.siblings import look_around
 from holdfast.dlq.tally import fold
 from holdfast.dlq.transactions import committed
 from holdfast.dlq.triage import Verdict
+from holdfast.dlq.verdicts import verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,7 @@ class Alerts:
         return self._mark(name, -(now + _CLAIM_SECONDS), _is_free(now))
 
     def _tell(self, one: Group) -> bool:
-        alert = alert_of(self._engine, one, clock=self._clock)
+        alert = alert_of(self._engine, one)
         taken = self._taken.setdefault(one.group_id, set())
         for number, hook in enumerate(self._hooks):
             if number in taken:
@@ -101,20 +102,17 @@ class Alerts:
         return committed(self._engine, work, clock=self._clock)
 
 
-def alert_of(engine: Engine, one: Group, *, clock: Clock = SYSTEM_CLOCK) -> dict[str, Any]:
+def alert_of(engine: Engine, one: Group) -> dict[str, Any]:
     """Return what hooks are told: the problem, never a payload."""
     with engine.connect() as db:
-        around = look_around(db, one.group_id, now=clock.now().timestamp())
-        pending = (message.c.group_id == one.group_id, message.c.state == PENDING)
-        verdicts = sorted(
-            db.execute(select(message.c.verdict).where(*pending).distinct()).scalars()
-        )
+        around = look_around(db, one.group_id)
+        judged = verdicts(db, one.group_id)
     return {
         "group": one.group_id,
         "state": one.state,
         "title": one.title,
         "class": one.kind,
-        "verdicts": verdicts,
+        "verdicts": list(judged),
         "topic": one.topic,
         "consumer_group": one.consumer_group,
         "handler": one.handler,

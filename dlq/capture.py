@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from typing import TYPE_CHECKING
@@ -146,11 +147,10 @@ def _failure(
     error: BaseException, stage: Stage | str | None, redact: Callable[[str], str]
 ) -> Failure:
     chain, also = taken_apart(error, redact=redact)
-    explicit = getattr(error, "__holdfast_fingerprint__", None)
-    try:
+    explicit, kind = None, Class.UNKNOWN
+    with contextlib.suppress(Exception):  # an error with broken attributes is still a failure
         kind = class_of(error)
-    except Exception:  # noqa: BLE001 - an error with broken attributes is still a failure
-        kind = Class.UNKNOWN
+        explicit = getattr(error, "__holdfast_fingerprint__", None)
     return Failure(
         stage=stage_of(error) if stage is None else Stage(stage),
         kind=kind,

@@ -135,21 +135,15 @@ class Collector:
             log.warning("a report says that letter %s of plan %s was handled: this store has no "
                         "such plan with it, nothing is closed",
                         report.dlq_id, report.plan)  # fmt: skip
-        self._source.accept(batch)
+        self._settle(batch)
         METRICS.replayed.labels("unknown").inc(len(unknown))
         self.collected.unknown += len(unknown)
         self.collected.confirmed += len(reports) - len(unknown)
-        self._accepted.update(map(id, batch))
 
     def _keep(self, batch: list[Delivery]) -> None:
         """Store the letters of *batch*; one that cannot be stored holds up no other."""
-        letters: dict[str, DeadLetter] = {}
-        for delivery in batch:
-            letter = self._letter(delivery)
-            known = letters.get(letter.dlq_id)
-            letters[letter.dlq_id] = letter if known is None else _later(known, letter)
         try:
-            self._store.put_all(list(letters.values()))
+            self._store.put_all([self._letter(delivery) for delivery in batch])
         except Exception as error:
             if not is_about_data(error):
                 raise
@@ -185,8 +179,16 @@ class Collector:
             self._store.put(_unreadable(delivery, error))
 
     def _accept(self, batch: list[Delivery]) -> None:
-        self._source.accept(batch)
+        self._settle(batch)
         self.collected.stored += len(batch)
+
+    def _settle(self, batch: list[Delivery]) -> None:
+        """Accept *batch*, which is in the store; what another member has by now it brings again."""
+        try:
+            self._source.accept(batch)
+        except StaleDelivery as error:
+            log.info("some of %d dead letters are stored once more by another: %s",
+                     len(batch), error)  # fmt: skip
         self._accepted.update(map(id, batch))
 
     def _give_back(self, batch: list[Delivery]) -> None:
@@ -218,22 +220,9 @@ def letter_in(delivery: Delivery) -> DeadLetter:
     """Return the letter that *delivery* of a dead-letter topic holds, whoever wrote it."""
     message = delivery.message
     if ENVELOPE not in message.headers and is_foreign(message):
-        return imported(message)
+        return imported(message, stored_at=delivery.timestamp)
     letter = from_topic(message, stored_at=delivery.timestamp)
     return msgspec.structs.replace(letter, origin="collected")
-
-
-def _later(known: DeadLetter, letter: DeadLetter) -> DeadLetter:
-    """Return the one letter of two failures of the same message in one batch."""
-    first, last = sorted((known, letter), key=lambda one: one.history.last_failed_at)
-    failures = {one.id: one for one in (*first.history.failures, *last.history.failures)}
-    history = msgspec.structs.replace(
-        last.history,
-        first_failed_at=first.history.first_failed_at,
-        failures=tuple(sorted(failures.values(), key=lambda one: one.at)),
-        attempts=sum(one.attempts for one in failures.values()),
-    )
-    return msgspec.structs.replace(last, history=history)
 
 
 def _unreadable(delivery: Delivery, error: Exception) -> DeadLetter:

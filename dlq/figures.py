@@ -50,6 +50,7 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
             db.execute(
                 select(
                     func.set_config("work_mem", "64MB", True),
+                    func.set_config("enable_sort", "off", True),
                     func.set_config("jit", "off", True),
                 )
             )

@@ -17,6 +17,7 @@ from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from sqlalchemy.engine import Connection, Engine
@@ -47,7 +48,11 @@ class Groups:
         self._audit = Audit(clock=clock)
 
     def listed(self, which: Which = EVERY_OPEN, *, limit: int = 100) -> list[Group]:
-        """Return the groups, the largest first; exact, whether or not changes were folded."""
+        """Return the groups, the most urgent first; exact, whether or not changes were folded.
+
+        First what nobody looks after, then what somebody does, then what is muted or over;
+        among those the largest.
+        """
         now = self._clock.now().timestamp()
         with snapshot(self._engine) as db:
             more = unfolded(db)
@@ -69,7 +74,7 @@ class Groups:
         # A group that was moved rests, unless a process of the old version still adds to it.
         found = [one for row, one in read if row["moved_to"] is None or one.pending]
         found = [one for one in found if one.state in which.states]
-        found.sort(key=lambda one: (-one.pending, -one.last_seen, one.group_id))
+        found.sort(key=_urgency)
         return found
 
     def find(self, name: str) -> Group:
@@ -92,17 +97,16 @@ class Groups:
 
     def acknowledge(self, name: str, warrant: Warrant, *, owner: str | None = None) -> Group:
         """Say that somebody looks after the group; refused when nothing of it is pending."""
-        self._require_open(name)
         values: dict[str, Any] = {"state": "acknowledged", "owner": cut(owner or warrant.actor)}
-        return self._act(name, warrant, "acknowledge", values)
+        return self._act(name, warrant, "acknowledge", values, _require_open)
 
     def mute(self, name: str, warrant: Warrant, *, until: datetime) -> Group:
-        """Keep the group out of alerts *until* then; it goes on counting."""
+        """Keep the group out of alerts *until* then; it counts on, and is told again then."""
         seconds = until.timestamp()
         if seconds <= self._clock.now().timestamp():
             raise ConfigurationError(f"muting until {until.isoformat()}: name a moment to come")
-        self._require_open(name)
-        return self._act(name, warrant, "mute", {"state": "muted", "muted_until": seconds})
+        values = {"state": "muted", "muted_until": seconds, "alerted_at": None}
+        return self._act(name, warrant, "mute", values, _require_open)
 
     def annotate(self, name: str, warrant: Warrant, *, note: str) -> Group:
         """Keep a note with the group, for whoever looks next."""
@@ -110,32 +114,55 @@ class Groups:
 
     def resolve(self, name: str, warrant: Warrant) -> Group:
         """Say that the problem is over; refused while a message of it is pending."""
-        found = self.find(name)
-        if found.pending:
-            raise StillOpen(
-                f"group {found.group_id} has {found.pending} pending messages: replay them, or "
-                f"discard or park them with a reason"
-            )
-        return self._act(name, warrant, "resolve", {"state": "resolved"})
+        return self._act(name, warrant, "resolve", {"state": "resolved"}, _require_over)
 
-    def _require_open(self, name: str) -> None:
-        """Refuse what would hide a recurrence: a problem that is over must be able to return."""
-        found = self.find(name)
-        if not found.pending:
-            raise AlreadyOver(
-                f"group {found.group_id} has nothing pending, it is {found.state}: should it "
-                "return, it is told as regressed"
-            )
-
-    def _act(self, name: str, warrant: Warrant, action: str, values: dict[str, Any]) -> Group:
+    def _act(
+        self,
+        name: str,
+        warrant: Warrant,
+        action: str,
+        values: dict[str, Any],
+        check: Callable[[Group], None] = lambda _: None,
+    ) -> Group:
         fold(self._engine, clock=self._clock)  # what came before is not to undo what is said now
         found = self.find(name)
 
         def work(db: Connection) -> None:
             where = group.c.group_id == found.group_id
+            # Nothing is folded while the row is locked: what is said fits what is there now.
+            rows = db.execute(select(group).where(where).with_for_update()).mappings().all()
+            more = unfolded(db, [found.group_id])
+            check(*read_groups(db, rows, more, self._clock.now().timestamp()))
             db.execute(update(group).where(where).values(**values))
-            detail = {key: value for key, value in values.items() if key != "note"}
-            self._audit.append(db, warrant, action, found.group_id, detail)
+            kept = {key: value for key, value in values.items() if key in _SAID}
+            self._audit.append(db, warrant, action, found.group_id, kept)
 
         committed(self._engine, work, clock=self._clock)
         return self.find(found.group_id)
+
+
+_TURN = {"regressed": 0, "new": 0, "acknowledged": 1, "muted": 2, "resolved": 3}
+
+
+def _urgency(one: Group) -> tuple[int, int, float, str]:
+    return _TURN[one.state], -one.pending, -one.last_seen, one.group_id
+
+
+_SAID = ("state", "owner", "muted_until")
+
+
+def _require_open(found: Group) -> None:
+    """Refuse what would hide a recurrence: a problem that is over must be able to return."""
+    if not found.pending:
+        raise AlreadyOver(
+            f"group {found.group_id} has nothing pending, it is {found.state}: should it "
+            "return, it is told as regressed"
+        )
+
+
+def _require_over(found: Group) -> None:
+    if found.pending:
+        raise StillOpen(
+            f"group {found.group_id} has {found.pending} pending messages: replay them, or "
+            f"discard or park them with a reason"
+        )

@@ -20,15 +20,19 @@ from holdfast.dlq.letter import (
 )
 from holdfast.dlq.raised import MOST_TEXT, MOST_TRACE, clean
 from holdfast.dlq.redaction import scrubbed
+from holdfast.dlq.rows import moment
 from holdfast.headers import Headers
 from holdfast.ids import derived_id
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from holdfast.message import Message
 
 CONNECT, SPRING, KAFKA = "__connect.errors.", "kafka_dlt-", "__dlq.errors."
 PREFIXES = (CONNECT, SPRING, KAFKA)
 _SPRING_CAUSE = "exception-cause-fqcn"
+_FIRST = ("original-topic", "original-partition", "original-offset", "original-timestamp")
 _TIMEOUTS = ("TimeoutException", "SocketTimeoutException")
 _STAGES = {
     "KEY_CONVERTER": Stage.DESERIALIZE,
@@ -45,31 +49,29 @@ def is_foreign(message: Message) -> bool:
     return any(name.startswith(PREFIXES) for name, _ in message.headers)
 
 
-def imported(message: Message) -> DeadLetter:
+def imported(message: Message, *, stored_at: float | None = None) -> DeadLetter:
     """Return the letter that the headers of another tool describe.
 
     Body, key and the application's own headers are the original's; identity follows from
-    the coordinates that the tool noted.
+    the coordinates that the tool noted. It failed when the broker *stored* the letter.
     """
     prefix = next(p for p in PREFIXES if any(n.startswith(p) for n, _ in message.headers))
-    said = {
-        name[len(prefix) :]: value
-        for name, value in message.headers
-        if name.startswith(prefix) and value is not None
-    }
+    said = _said(message, prefix)
     coordinates, group, handler = _whence(message, prefix, said)
     own = (pair for pair in message.headers if not pair[0].startswith(prefix))
     original = message.with_(
         id=_original_id(message, coordinates),
         topic=coordinates.topic,
         headers=Headers.received(own),
+        time=_event_time(message, said),
     )
     failure = _failure(prefix, said)
     dlq_id = dead_letter_id(group, handler, original)
-    at = message.time.timestamp()
+    failed = message.time if stored_at is None else moment(max(stored_at, 0.0))
+    at = failed.timestamp()
     attempts = _number(said.get("delivery.count"), text=True) or 1
     occurrence = Occurrence(
-        id=occurrence_id(dlq_id, message.time, prefix, None),
+        id=occurrence_id(dlq_id, failed, prefix, None),
         at=at,
         error=f"{failure.root.type}: {failure.root.text[:200]}",
         attempts=attempts,
@@ -85,6 +87,21 @@ def imported(message: Message) -> DeadLetter:
         ),
         origin="imported",
     )
+
+
+def _said(message: Message, prefix: str) -> dict[str, bytes]:
+    """Return what the tool noted, by name.
+
+    Of several values the last, which is the latest failure; but where the message came from
+    first stays: Spring adds its topics for retries behind the original one.
+    """
+    said: dict[str, bytes] = {}
+    for name, value in message.headers:
+        if name.startswith(prefix) and value is not None:
+            own = name[len(prefix) :]
+            if not own.startswith(_FIRST) or own not in said:
+                said[own] = value
+    return said
 
 
 def _whence(message: Message, prefix: str, said: dict[str, bytes]) -> tuple[Coordinates, str, str]:
@@ -142,6 +159,14 @@ def _original_id(message: Message, coordinates: Coordinates) -> str:
     return derived_id(coordinates.topic, str(coordinates.lane), str(coordinates.position))
 
 
+def _event_time(message: Message, said: dict[str, bytes]) -> datetime:
+    """Return when it happened; a message that does not say has the time of its dead letter."""
+    given = _number(said.get("original-timestamp"), text=False)
+    if given is None or given < 0 or message.source != f"topic:{message.topic}":
+        return message.time
+    return moment(given / 1000)
+
+
 def _safe(value: bytes | None, most: int) -> str:
     text = "" if value is None else value[: most * 4].decode("utf-8", "replace")
     return clean(scrubbed(text))[:most]
@@ -152,12 +177,12 @@ def _text(value: bytes | None) -> str:
 
 
 def _number(value: bytes | None, *, text: bool) -> int | None:
-    """Return a number written as text, or big-endian in 4 or 8 bytes."""
+    """Return a number written as *text*, or else big-endian in 4 or 8 bytes."""
     if value is None:
         return None
-    if text and value.removeprefix(b"-").isdigit() and len(value) < 20:
-        return int(value)
     if not text and len(value) in (4, 8):
         number: int = struct.unpack(">i" if len(value) == 4 else ">q", value)[0]
         return number
+    if value.removeprefix(b"-").isdigit() and len(value) < 20:
+        return int(value)
     return None

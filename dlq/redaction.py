@@ -27,6 +27,16 @@ _SECRETS = re.compile(
 )
 
 
+_SECRET_NAME = re.compile(
+    r"(?i)authorization|cookie|password|passwd|secret|token|credential|api[_-]?key"
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header of this *name* holds credentials, which no screen shows."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def scrubbed(text: str) -> str:
     """Return *text* without passwords, tokens and URL secrets; too long a text is cut first."""
     text = text[:_MOST_TEXT]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlalchemy import case, func, select
 
+from holdfast.dlq.group import newest
 from holdfast.dlq.schema import group, message
 
 if TYPE_CHECKING:
@@ -33,36 +34,39 @@ class Around:
 
 
 def look_around(
-    db: Connection, group_id: str, *, now: float, window: float = WINDOW, handled: int | None = None
+    db: Connection, group_id: str, *, window: float = WINDOW, handled: int | None = None
 ) -> Around:
     """Judge the group by what failed beside it in the *window* seconds before its last failure.
 
-    *handled* is how many messages of the topic succeeded meanwhile, if the caller knows.
+    Looked at are the messages that the store received up to the newest of the group, 10,000
+    at most, so that it takes no longer among a million. *handled* is how many messages of the
+    topic succeeded meanwhile, if the caller knows.
     """
-    own = db.execute(select(group).where(group.c.group_id == group_id)).mappings().first()
-    if own is None:
+    own = select(group.c.consumer_group, group.c.topic).where(group.c.group_id == group_id)
+    who, last = db.execute(own).first(), newest(db, group_id)
+    if who is None or last is None:
         return judged(same=0, keys=0, others=0, handled=handled)
-    newest = select(func.max(message.c.last_failed_at)).where(message.c.group_id == group_id)
-    until = db.execute(newest).scalar() or now
-    recent = (
+    near = (
         select(  # what has no key is on its own
-            message.c.group_id, func.coalesce(message.c.key_hash, message.c.dlq_id).label("key")
+            message.c.group_id,
+            func.coalesce(message.c.key_hash, message.c.dlq_id).label("key"),
+            message.c.last_failed_at,
         )
         .where(
-            message.c.consumer_group == own["consumer_group"],
-            message.c.topic == own["topic"],
-            message.c.last_failed_at.between(until - window, until),
+            message.c.seq.between(last - _MOST, last),
+            message.c.consumer_group == who.consumer_group,
+            message.c.topic == who.topic,
         )
-        .limit(_MOST)
         .subquery()
     )
-    is_own = recent.c.group_id == group_id
+    is_own = near.c.group_id == group_id
+    until = select(func.max(near.c.last_failed_at)).where(is_own).scalar_subquery()
     row = db.execute(
         select(
             func.sum(case((is_own, 1), else_=0)),
-            func.count(func.distinct(case((is_own, recent.c.key)))),
+            func.count(func.distinct(case((is_own, near.c.key)))),
             func.sum(case((is_own, 0), else_=1)),
-        )
+        ).where(near.c.last_failed_at.between(until - window, until))
     ).one()
     return judged(same=int(row[0] or 0), keys=int(row[1]), others=int(row[2] or 0), handled=handled)
 

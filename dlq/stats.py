@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.figures import flows, snapshot, unfolded
@@ -16,6 +16,9 @@ from holdfast.dlq.schema import message
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
+MOST_COUNTED = 20_000
+"""Parked messages and retries that are counted one by one: more of them would take too long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
@@ -23,7 +26,7 @@ class Stats:
 
     pending: int
     parked: int
-    """Messages that are parked now, for a person to decide."""
+    """Messages that are parked now, for a person to decide; counted up to `MOST_COUNTED`."""
     confirmed: int
     discarded: int
     oldest_seconds: float | None
@@ -41,7 +44,7 @@ class Stats:
     resolved_by: dict[str, int]
     """How closed messages were closed: replay (confirmed), discard, park."""
     due: int
-    """Messages that wait for an automatic retry."""
+    """Messages that wait for an automatic retry; counted up to `MOST_COUNTED`, the next first."""
     due_now: int = 0
     """Those of them whose time has come: `holdfast dlq replay --due` sends them."""
 
@@ -53,18 +56,19 @@ def stats(engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> Stats:
         more = unfolded(db)
         groups = Groups(engine, clock=clock).as_of(db, more, Which(states=STATES))
         inflow, outflow = flows(db, more, now)
-        oldest = db.execute(
-            select(func.min(message.c.stored_at)).where(message.c.state == PENDING)
-        ).scalar()
-        due = db.execute(
-            select(func.count()).select_from(message).where(message.c.due_at.is_not(None))
-        ).scalar_one()
-        due_now = db.execute(
-            select(func.count()).select_from(message).where(message.c.due_at <= now)
-        ).scalar_one()
-        parked = db.execute(
-            select(func.count()).select_from(message).where(message.c.state == PARKED)
-        ).scalar_one()
+        # Not min(): before the tables are analysed, PostgreSQL reads all of them for that.
+        pending = select(message.c.stored_at).where(message.c.state == PENDING)
+        oldest = db.execute(pending.order_by(message.c.stored_at).limit(1)).scalar()
+        retries = select(message.c.due_at).where(message.c.due_at.is_not(None))
+        next_ones = retries.order_by(message.c.due_at).limit(MOST_COUNTED).subquery()
+        due, due_now = db.execute(
+            select(
+                func.count(), func.sum(case((next_ones.c.due_at <= now, 1), else_=0))
+            ).select_from(next_ones)
+        ).one()
+        aside = select(message.c.stored_at).where(message.c.state == PARKED)
+        aside = aside.order_by(message.c.stored_at).limit(MOST_COUNTED)
+        parked = db.execute(select(func.count()).select_from(aside.subquery())).scalar_one()
     by_state = dict.fromkeys(STATES, 0)
     sums: dict[str, dict[str, int]] = {"topic": {}, "error": {}, "class": {}}
     for one in groups:
@@ -92,7 +96,7 @@ def stats(engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> Stats:
             "park": closed["parked"],
         },
         due=due,
-        due_now=due_now,
+        due_now=int(due_now or 0),
     )
 
 

@@ -15,10 +15,10 @@ EXITS = (
 )
 
 COMMANDS = (
-    Late("stats", "holdfast.cli.dlq.look:stats_",
+    Late("stats", "holdfast.cli.dlq.stats:stats_",
          "Show how many wait, since when, of what, and whether the outflow keeps up.",
          "holdfast dlq stats --database sqlite:///shop.db"),
-    Late("groups", "holdfast.cli.dlq.look:groups", "List the problems, the largest first.",
+    Late("groups", "holdfast.cli.dlq.look:groups", "List the problems, the most urgent first.",
          "holdfast dlq groups --topic orders"),
     Late("show", "holdfast.cli.dlq.show:show",
          "Show a group with a sample, or one dead letter with its whole history.",

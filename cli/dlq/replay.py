@@ -1,13 +1,13 @@
 """`holdfast dlq replay`: select, look at what would happen, then send."""
 
 import os
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.display import print_json, say
 from holdfast.cli.dlq.confirming import confirm
+from holdfast.cli.dlq.dry_run import report
 from holdfast.cli.dlq.exits import EXIT_PAUSED
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import (
@@ -30,9 +30,8 @@ from holdfast.cli.dlq.options import (
 )
 from holdfast.cli.dlq.retrying import retry_again_and_again
 from holdfast.cli.dlq.sending import opened_vault, outlet, require_some, require_target, send
-from holdfast.cli.dlq.shown import age
 from holdfast.cli.options import Actor, Config, Json, Yes
-from holdfast.dlq.replay.dry_run import DryRun, dry_run
+from holdfast.dlq.replay.dry_run import dry_run
 from holdfast.dlq.replay.freezing import freeze
 from holdfast.dlq.replay.handlers import Named
 from holdfast.dlq.replay.plan import Terms
@@ -171,7 +170,7 @@ def replay(
             found = dry_run(
                 engine, manifest, terms, dedup_window=window, handler=named, vault=vault
             )
-            _report(found, as_json=as_json)
+            report(engine, found, as_json=as_json)
             return
         if reason is None:
             raise ConfigurationError("a replay needs a reason: say why, with --reason")
@@ -228,36 +227,3 @@ def _require_same(manifest: Manifest, expected: str | None) -> None:
             f"--manifest {expected}: it is {manifest.hash[:12]} now, of {len(manifest.letters):,} "
             "messages; look again with --dry-run"
         )
-
-
-def _report(found: DryRun, *, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(found))
-        return
-    say(f"would replay {found.count:,} messages of {found.keys:,} keys, canary {found.canary}; "
-        "nothing was sent")  # fmt: skip
-    rows = [("to", topic, count) for topic, count in found.targets.items()]
-    rows += [("fingerprint", kind[:12], count) for kind, count in found.by_fingerprint.items()]
-    rows += [("version", version, count) for version, count in found.by_version.items()]
-    rows += [("tenant", tenant, count) for tenant, count in found.by_tenant.items()]
-    rows += [("set aside", state, count) for state, count in found.aside.items()]
-    rows += [("claimed by plan", plan[-8:], n) for plan, n in found.claimed_elsewhere.items()]
-    print_table(("", "", "messages"), rows)
-    say(f"oldest event {age(found.oldest_seconds)}; dedup window {age(found.dedup_window)}: "
-        + (f"{found.beyond_window:,} are older, the consumer could not tell a duplicate of them"
-           if found.beyond_window else "all inside"))  # fmt: skip
-    if found.valid is not None:
-        say(f"payloads: {found.valid:,} valid, {found.invalid:,} invalid"
-            + (f", {found.unread:,} with encrypted fields not read: give --master-key-file"
-               if found.unread else "")
-            + (f", e.g. {found.invalid_example}" if found.invalid_example else ""))  # fmt: skip
-    say(f"order: {found.conflicts:,} held, an earlier one of their key is open or a newer one was "
-        "handled" if found.conflicts else "order: no conflicts")  # fmt: skip
-    for dlq_id, why in found.aside_examples[:5]:
-        say(f"  {dlq_id[:8]}: {why}")
-    eta = age(found.seconds)
-    if found.assumed_rate is not None:
-        eta = f"{eta} at {found.assumed_rate:g}/s, say; without --rate the consumer decides"
-    say(f"time: {eta}; manifest {found.hash[:12]} up to number {found.high_water}")
-    if found.needs_approval:
-        say("a second person must approve it")

@@ -1,31 +1,29 @@
 """`show` and `explain`: one group or one dead letter, whole."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import case, func, select
+from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import encoded, excerpt, foreign, print_json, say
+from holdfast.cli.display import foreign, print_json, say
+from holdfast.cli.dlq.letter import letter_facts, say_next, show_letter
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
 from holdfast.cli.options import Config, Json
 from holdfast.database import reading
+from holdfast.dlq.group import newest
 from holdfast.dlq.groups import Group
-from holdfast.dlq.letter import DeadLetter
 from holdfast.dlq.replay.edits import Edits
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.rows import PENDING, letter_of
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.siblings import Around, look_around
-from holdfast.dlq.vault import masked
+from holdfast.dlq.verdicts import MOST, Judged, verdicts
 from holdfast.errors import NotFound
-
-_MOST_PATHS = 5
 
 _VERDICTS = {
     "hold for code": "hold for a fix of the code",
@@ -56,9 +54,9 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     found = None if row is None else letter_of(row)
     if as_json:
         print_json({"group": None if group is None else asdict(group),
-                    "triage": None if judged is None else judged[0],
+                    "triage": None if judged is None else _triage(judged[0]),
                     "looks_like": None if judged is None else judged[1].verdict,
-                    "letter": None if found is None else _as_json(found, row),
+                    "letter": None if found is None else letter_facts(found, row),
                     "superseded_by": None if passed is None else passed.message_id,
                     "revisions": revisions,
                     "plans": [dict(plan._mapping) for plan in plans]})  # fmt: skip
@@ -69,7 +67,7 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         _say_judged(*judged)
         say("")
     if found is not None:
-        _show_letter(found, row)
+        show_letter(found, row)
     if passed is not None:
         say(f"  a newer event of its key was handled {when(passed.handled_at)}: message "
             f"{passed.message_id} at {passed.position}")  # fmt: skip
@@ -81,6 +79,8 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         # A claim that is over, of an aborted plan, was never sent or never confirmed.
         state = "not confirmed" if plan.state == "claimed" and plan.live is None else plan.state
         say(f"plan {plan.plan_id[-8:]}: {state} {foreign(plan.note or '')}")
+    if group is None and found is not None and row is not None:
+        say_next(found, row["state"])
 
 
 def explain(
@@ -99,7 +99,7 @@ def explain(
         print_json(
             {"group_id": group.group_id, "algorithm": group.algorithm,
              "fingerprint": group.fingerprint, **group.hints,
-             "looks_like": around.verdict, "why": around.why, "triage": triage}
+             "looks_like": around.verdict, "why": around.why, "triage": _triage(triage)}
         )  # fmt: skip
         return
     say(f"group {group.group_id}: {group.title}")
@@ -121,38 +121,30 @@ def _group(engine: Engine, name: str) -> Group | None:
 
 def _sample(engine: Engine, group: Group) -> str:
     """Return the latest pending message of *group*, else the latest there is, else the first."""
-    latest = (
-        select(message.c.dlq_id)
-        .where(message.c.group_id == group.group_id)
-        .order_by(case((message.c.state == PENDING, 0), else_=1), message.c.seq.desc())
-        .limit(1)
-    )
     with reading(engine).connect() as db:
-        return str(db.execute(latest).scalar() or group.sample)
+        last = newest(db, group.group_id, (PENDING,)) or newest(db, group.group_id)
+        query = select(message.c.dlq_id).where(message.c.seq == last)
+        return str(db.execute(query).scalar() or group.sample)
 
 
-def _judged(engine: Engine, group: Group) -> tuple[dict[str, Any], Around]:
+def _judged(engine: Engine, group: Group) -> tuple[dict[str, Judged], Around]:
     """Return what triage decided about the pending messages, and what failed around them."""
-    query = (
-        select(message.c.verdict, func.count(), func.min(message.c.due_at))
-        .where(message.c.group_id == group.group_id, message.c.state == PENDING)
-        .group_by(message.c.verdict)
-    )
-    now = datetime.now(UTC).timestamp()
     with reading(engine).connect() as db:
-        verdicts = {
-            verdict: {"pending": count, "next_retry": due}
-            for verdict, count, due in db.execute(query)
-        }
-        return verdicts, look_around(db, group.group_id, now=now)
+        return verdicts(db, group.group_id), look_around(db, group.group_id)
 
 
-def _say_judged(triage: dict[str, Any], around: Around) -> None:
-    for verdict, facts in sorted(triage.items()):
-        due = facts["next_retry"]
+def _say_judged(triage: dict[str, Judged], around: Around) -> None:
+    few = sum(one.pending for one in triage.values()) < MOST
+    of = "triage" if few else f"triage of the latest {MOST:,}"
+    for verdict, one in triage.items():
+        due = one.next_retry
         told = "" if due is None else f", the next {when(due)} by  holdfast dlq replay --due"
-        say(f"  triage: {_VERDICTS.get(verdict, verdict)}: {facts['pending']:,}{told}")
+        say(f"  {of}: {_VERDICTS.get(verdict, verdict)}: {one.pending:,}{told}")
     say(f"  looks like: {around.verdict} ({around.why})")
+
+
+def _triage(judged: dict[str, Judged]) -> dict[str, Any]:
+    return {verdict: one._asdict() for verdict, one in judged.items()}
 
 
 def _hints(hints: Any) -> list[str]:
@@ -183,68 +175,3 @@ def _show_group(group: Group) -> None:
         say(f"  next: holdfast dlq simulate {name} --handler MODULE:FUNCTION, then  holdfast dlq "
             f"replay {name} --dry-run")  # fmt: skip
     say("")
-
-
-def _show_letter(letter: DeadLetter, row: Any) -> None:
-    source, made = letter.coordinates, letter.message
-    key = "no key" if made.key is None else f"key {made.key_text}"
-    say(f"dead letter {letter.dlq_id}  {row['state']}  message {made.id} ({made.type})")
-    place = "" if source.position is None else f"/{source.lane} at {source.position}"
-    say(f"  {made.topic}{place}, {key}; event {made.time.isoformat()}")
-    say(f"  failed {row['occurrences']} times, {when(row['first_failed_at'])} to "
-        f"{when(row['last_failed_at'])}; attempts {row['attempts']}, timeouts "
-        f"{letter.history.timeouts}, replayed "
-        f"{row['replay_count']} times")  # fmt: skip
-    if made.correlation_id:
-        say(f"  correlation {made.correlation_id}  trace {made.traceparent or '–'}")
-    if letter.newer is not None:
-        say(f"  its envelope is of version {letter.schema_version}, newer than this Holdfast "
-            "reads: it is kept whole and not replayed; upgrade first")  # fmt: skip
-    _say_protected(letter)
-    for raised in letter.failure.chain:
-        say(foreign(f"  {raised.type}: {excerpt(raised.text.encode(), most=500)}"))
-    for past in letter.history.failures[-5:]:
-        say(foreign(f"  {when(past.at)}  {past.error}"))
-    if letter.failure.trace:
-        say(foreign(f"  trace:\n{excerpt(letter.failure.trace.encode(), most=4000)}"))
-    for name, value in made.headers:
-        say(foreign(f"  {name}: {excerpt(value, most=200)}"))
-    say(foreign(f"  payload:\n{excerpt(masked(made.payload, letter.governance.sealed))}"))
-
-
-def _say_protected(letter: DeadLetter) -> None:
-    """Say what of the payload is not there to be read, and what that means for a replay."""
-    sealed, redacted = letter.governance.sealed, letter.governance.redacted
-    if sealed:
-        say(f"  encrypted for {letter.governance.subject}: {_some(sealed)}; a replay needs "
-            "--master-key-file")  # fmt: skip
-    if redacted:
-        say(f"  removed at capture: {_some(redacted)}; it cannot be replayed before  holdfast dlq "
-            f"edit {letter.dlq_id[:8]}  has put them back")  # fmt: skip
-
-
-def _some(paths: Sequence[str]) -> str:
-    more = len(paths) - _MOST_PATHS
-    return ", ".join(paths[:_MOST_PATHS]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _as_json(letter: DeadLetter, row: Any) -> dict[str, Any]:
-    import msgspec
-
-    facts = msgspec.to_builtins(
-        {"coordinates": letter.coordinates, "culprit": letter.culprit,
-         "failure": letter.failure, "history": letter.history, "lineage": letter.lineage}
-    )  # fmt: skip
-    made = letter.message
-    return {
-        "dlq_id": letter.dlq_id,
-        "state": row["state"],
-        "message_id": made.id,
-        "topic": made.topic,
-        "key": encoded(made.key),
-        "payload": encoded(masked(made.payload, letter.governance.sealed)),
-        "encrypted": list(letter.governance.sealed),
-        "redacted": list(letter.governance.redacted),
-        "headers": [{"name": name, **encoded(value)} for name, value in made.headers],
-        **facts,
-    }

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LEVELS = "▁▂▃▄▅▆▇█"
-_BAR = 24
+_BAR = 16
 
 
 def age(seconds: float | None) -> str:

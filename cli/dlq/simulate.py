@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.display import foreign, print_json, print_table, say
 from holdfast.cli.dlq.opened import dead_letters, one_group
 from holdfast.cli.dlq.options import Database, MasterKey
 from holdfast.cli.dlq.progress import shown_work
@@ -72,13 +72,16 @@ def _tried(predictions: list[Prediction]) -> int:
 def _report(predictions: list[Prediction], beyond: int) -> None:
     rows = [
         (one.group_id[:8], one.count, one.passes, one.fails_alike, sum(one.fails_anew.values()),
-         one.untried.total(), ", ".join(f"{n}× {name}" for name, n in one.effects.items()),
-         one.example or "")
+         one.untried.total())
         for one in predictions
     ]  # fmt: skip
-    headings = ("group", "tried", "pass", "fail alike", "fail anew", "not tried",
-                "effects not done", "example")  # fmt: skip
-    print_table(headings, rows)
+    print_table(("group", "tried", "pass", "fail alike", "fail anew", "not tried"), rows)
+    for one in predictions:
+        if one.example:
+            say(foreign(f"{one.group_id[:8]} fails, e.g. with {one.example}"))
+        if one.effects:
+            told = ", ".join(f"{n:,}× {name}" for name, n in one.effects.most_common())
+            say(f"{one.group_id[:8]} would have these effects, which were left out: {told}")
     tried = _tried(predictions)
     if beyond:
         say(f"tried {tried:,}; {beyond:,} more are beyond --limit")

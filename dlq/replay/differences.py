@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from holdfast.dlq.redaction import REDACTED, is_secret
 
 if TYPE_CHECKING:
     from holdfast.message import Message
@@ -21,7 +24,7 @@ def difference(before: Message, after: Message) -> str:
 
 
 def _lines(message: Message) -> list[str]:
-    headers = [f"{name}: {_shown(value)}" for name, value in message.headers]
+    headers = [f"{name}: {_readable(name, value)}" for name, value in message.headers]
     payload = message.payload
     if payload is None:
         return [*headers, "(tombstone)"]
@@ -30,6 +33,13 @@ def _lines(message: Message) -> list[str]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = _shown(payload)
     return [*headers, *body.splitlines()]
+
+
+def _readable(name: str, value: bytes | None) -> str:
+    """Return the value of a header; of credentials only enough to tell that they changed."""
+    if not value or not is_secret(name):
+        return _shown(value)
+    return f"{REDACTED} ({hashlib.sha256(value).hexdigest()[:8]})"
 
 
 def _shown(value: bytes | None) -> str:

@@ -36,6 +36,8 @@ class DryRun:
     count: int
     hash: str
     high_water: int
+    by_group: dict[str, int]
+    """Messages by failure group, the largest first."""
     by_fingerprint: dict[str, int]
     by_version: dict[str, int]
     by_tenant: dict[str, int]
@@ -83,6 +85,7 @@ def dry_run(
         count=len(letters),
         hash=manifest.hash,
         high_water=manifest.high_water,
+        by_group=dict(Counter(letter.failure_group for letter in letters).most_common()),
         by_fingerprint=dict(Counter(letter.fingerprint or "" for letter in letters)),
         by_version=dict(Counter(letter.version or "(unknown)" for letter in letters)),
         by_tenant=dict(Counter(letter.tenant or "(none)" for letter in letters).most_common(20)),

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast.brokers import connect
-from holdfast.dlq import TopicHome, capture, close
+from holdfast.cli.dlq.stats import pace
+from holdfast.dlq import Origin, TopicHome, capture, close
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.closing import SYSTEM
 from holdfast.dlq.figures import snapshot, unfolded
@@ -96,6 +97,41 @@ def test_a_group_shows_a_message_that_is_pending(desk: Desk) -> None:
     (found,) = desk.json("groups")
     assert found["state"] == "regressed"
     assert desk.json("show", found["group_id"])["letter"]["dlq_id"] == first(desk)
+
+
+def test_a_letter_tells_who_failed_and_who_closed_it_and_why(desk: Desk) -> None:
+    """Version, host and tenant; the actor and the reason; and what can be done about it."""
+    origin = Origin(service_version="1.4.1", host="pod-7", tenant="tenant")
+    made = Message.new("orders", b"{}", headers={"tenant": "acme"})
+    one = capture(made, ValueError("bad"), group="billing", handler="shop.bill", origin=origin)
+    desk.home.put(one)
+    said = desk.run("show", one.dlq_id)[1]
+    assert "billing with shop.bill, version 1.4.1, on pod-7; tenant acme" in said
+    assert f"next: holdfast dlq replay --id {one.dlq_id[:8]} --dry-run" in said
+    assert desk.run("discard", "--id", one.dlq_id, "--reason", "a test", "--yes")[0] == 0
+    said = desk.run("show", one.dlq_id)[1]
+    assert "discarded by " in said
+    assert "Z: a test" in said
+    assert "holdfast dlq reopen --id" in said
+    found = desk.json("show", one.dlq_id)["letter"]
+    assert (found["closed"]["reason"], found["tenant"]) == ("a test", "acme")
+
+
+def test_credentials_in_headers_are_on_no_screen(desk: Desk) -> None:
+    """A replay sends them as they were; who looks sees stars, also in what an edit changed."""
+    secret = "Bearer abcdefghijklmnop"
+    made = Message.new("orders", b"{}", headers={"Authorization": secret, "own": "shown"})
+    one = capture(made, ValueError("bad"), group="billing", handler="shop.bill")
+    desk.home.put(one)
+    edit = ("edit", one.dlq_id, "--header", "x-token=tiger", "--reason", "OPS-1")
+    assert "tiger" not in desk.run(*edit)[1]
+    for form in ((), ("--json",)):
+        said = desk.run("show", one.dlq_id, *form)[1]
+        assert "shown" in said
+        assert "abcdefghijklmnop" not in said
+        assert "tiger" not in said
+    with desk.engine.connect() as db:
+        assert secret in str(db.execute(select(message.c.headers)).scalar())
 
 
 def test_a_parked_letter_is_reopened_with_a_reason(desk: Desk) -> None:
@@ -263,7 +299,51 @@ def test_ten_megabytes_of_hostile_text_are_harmless_in_every_view(
 def test_a_storm_is_told_from_a_usual_night(desk: Desk) -> None:
     """By the inflow of these hours against that of the day before."""
     desk.fail(12, ValueError("bad total"))
-    assert "6.0 an hour, before that 0.0: a storm" in desk.run("stats")[1]
+    assert ": A STORM, more than 5 times the usual" in desk.run("stats")[1]
+
+
+@pytest.mark.parametrize(
+    ("inflow", "now", "told"),
+    [
+        ((10,) * 22 + (10, 1), 360.0, "10.0 an hour in the last 66 min, 10.0 before: about as us"),
+        ((10,) * 22 + (10, 20), 360.0, "27.3 an hour in the last 66 min, 10.0 before: RISING"),
+        ((10,) * 22 + (40, 60), 3600.0, "100.0 an hour in the last 60 min, 10.0 before: A STORM"),
+        ((10,) * 22 + (2, 2), 1800.0, "2.7 an hour in the last 90 min, 10.0 before: falling"),
+        ((0,) * 22 + (1, 1), 1800.0, "1.3 an hour in the last 90 min, 0.0 before: about as us"),
+    ],
+)  # fmt: skip
+def test_an_hour_that_has_just_begun_is_not_taken_for_a_whole_one(
+    inflow: tuple[int, ...], now: float, told: str
+) -> None:
+    """At five past the inflow has not fallen, nor is a storm of five minutes a quiet hour."""
+    assert pace(inflow, now).startswith(f"inflow {told}")
+
+
+def test_the_most_urgent_problem_is_on_top(desk: Desk) -> None:
+    """What nobody looks after comes before what somebody does, however large that is."""
+    desk.fail(9, ValueError("known"))
+    desk.fail(7, KeyError("hushed"))
+    desk.fail(1, TypeError("news"))
+    known, hushed, _ = (str(one["group_id"]) for one in desk.json("groups"))
+    assert desk.run("ack", known, "--reason", "OPS-1", "--owner", "grace")[0] == 0
+    assert desk.run("mute", hushed, "--for", "4h", "--reason", "OPS-2")[0] == 0
+    assert [one["pending"] for one in desk.json("groups")] == [1, 9, 7]
+    said = desk.run("groups")[1]
+    assert "looked after by grace" in said
+    assert "muted until 20" in said
+
+
+def test_figures_that_are_not_counted_to_the_end_say_so(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million retries are not counted one by one while somebody waits for the answer."""
+    for module in ("holdfast.dlq.stats", "holdfast.cli.dlq.stats"):
+        monkeypatch.setattr(f"{module}.MOST_COUNTED", 3)
+    for module in ("holdfast.dlq.verdicts", "holdfast.cli.dlq.show"):
+        monkeypatch.setattr(f"{module}.MOST", 3)
+    desk.fail(5, Transient("gateway times out"))
+    assert "3 or more wait for a retry, 0 are due now" in desk.run("stats")[1]
+    assert "triage of the latest 3: retry" in desk.run("show", desk.group())[1]
 
 
 def test_looking_keeps_no_writer_waiting(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,18 @@ def test_the_consumer_example_keeps_order_holds_a_key_and_outlives_an_outage() -
         "in batches: 12 entries, 1 dead letter",
         "orders → bill:",
     ]
+
+
+def test_the_dead_letter_example_replays_only_what_the_fix_can_handle() -> None:
+    """Twelve failures are two problems; before the fix nothing but the canary is sent."""
+    said = run("dead_letters.py")
+    assert "problems: 2 new; 2 first seen in 24 h" in said
+    broken, fixed = re.findall("^(?:12 would fail again|all 12 would pass)", said, re.MULTILINE)
+    assert (broken, fixed) == ("12 would fail again", "all 12 would pass")
+    assert re.search(r"stopped \S+ +2/8 ", said)
+    assert "2 of the canary failed again: the handler is not fixed" in said
+    assert "all 12 confirmed" in said
+    assert "no problems: nothing is pending" in said
+    assert "entries is whole" in said
+    assert said.endswith("billed exactly once: True\n")
+    assert re.findall(r"\[exit (\d+)\]", said) == list("0005010000" + "00")

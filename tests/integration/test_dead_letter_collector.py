@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -18,17 +18,18 @@ from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.cli.dlq.shown import when
 from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, close, create_tables
+from holdfast.dlq import StoreHome, TopicHome, capture, close, create_tables
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.collector import Collector
 from holdfast.dlq.groups import Groups
 from holdfast.dlq.replay.freezing import freeze
+from holdfast.dlq.replay.marks import Marks
 from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.schema import change, message
 from holdfast.dlq.wire import ENVELOPE, to_topic
-from holdfast.errors import DependencyDown
+from holdfast.errors import DependencyDown, StaleDelivery
 from holdfast.headers import Headers
 from holdfast.message import Message
 from holdfast.testing import VirtualClock, wait_until
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.dlq import DeadLetter
-    from holdfast.ports import Broker
+    from holdfast.ports import Broker, Delivery, Source
 
 TOPIC = "orders.billing.dlq"
 ADA = Warrant(actor="ada", reason="fixed")
@@ -278,6 +279,56 @@ def test_a_store_that_was_down_gets_the_same_batch_again(broker: Broker, engine:
     source.close()
     assert collector.collected.stored == 3
     assert count(engine, message) == 3
+
+
+class Moved:
+    """A source whose lanes went to another member while a batch was being stored."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._late = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Refuse the first time."""
+        if self._late:
+            self._late = False
+            for delivery in deliveries:
+                self._source.release(delivery, blame=False)
+            raise StaleDelivery("the lane belongs to another member by now")
+        self._source.accept(deliveries)
+
+
+def test_a_collector_that_lost_its_lanes_goes_on(broker: Broker, engine: Engine) -> None:
+    """What it stored comes again to whoever has them now, and changes nothing."""
+    published(broker, 3)
+    source = broker.source([TOPIC], group="collector")
+    Collector(cast("Source", Moved(source)), StoreHome(engine)).run(until_idle=True)
+    source.close()
+    assert states(engine) == [("pending", 1)] * 3
+    assert sum(broker.lag("collector", [TOPIC]).values()) == 0
+
+
+def test_a_replay_that_failed_is_told_although_the_message_failed_once_more(
+    broker: Broker, engine: Engine
+) -> None:
+    """Both failures lie in one batch; the plan hears of its own."""
+    published(broker, 1)
+    collected(broker, engine)
+    plan = freeze(engine, Selection(consumer_group="billing"), Terms(), ADA).plan
+    first = letter(0)
+    marks = Marks(group="billing", plan=plan.id, dlq_id=first.dlq_id, topic="orders")
+    sent = first.message.with_(headers=marks.stamped(first.message.headers))
+    home = TopicHome(broker.sink())
+    home.put(capture(sent, ValueError("still"), group="billing", handler="shop.bill"))
+    home.put(letter(0))
+    home.close()
+    assert collected(broker, engine).collected.stored == 2
+    with engine.connect() as db:
+        assert db.execute(select(item.c.state)).scalars().all() == ["failed_again"]
+    assert states(engine) == [("pending", 3)]
 
 
 def test_a_collection_that_cannot_be_stored_ends_with_the_reason(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.dlq import StoreHome, close
 from holdfast.dlq.audit import Warrant, entries, verify
 from holdfast.dlq.capture import Origin
-from holdfast.dlq.groups import Groups, NoSuchGroup, StillOpen, Which
+from holdfast.dlq.groups import AlreadyOver, Group, Groups, NoSuchGroup, StillOpen, Which
 from holdfast.dlq.schema import change
 from holdfast.dlq.stats import stats
 from holdfast.dlq.tally import fold
@@ -21,7 +22,7 @@ from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, count, emptied, failed, letter, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy.engine import Engine
 
@@ -157,6 +158,66 @@ def test_a_recurrence_is_seen_before_a_fold_and_what_is_said_of_it_stays(engine:
     assert groups.acknowledge(name, WARRANT).state == "acknowledged"
     fold(engine)
     assert groups.find(name).state == "acknowledged"
+
+
+class Interrupted(Groups):
+    """Somebody else acts, and folds, while an operator is about to say something."""
+
+    def __init__(self, engine: Engine, meanwhile: Callable[[], object]) -> None:
+        super().__init__(engine)
+        self._meanwhile: Callable[[], object] | None = meanwhile
+        self._all = engine
+
+    def find(self, name: str) -> Group:
+        """Return what was there before the others acted."""
+        found = super().find(name)
+        if self._meanwhile is not None:
+            self._meanwhile()
+            self._meanwhile = None
+            fold(self._all)
+        return found
+
+
+def test_a_problem_that_returns_while_it_is_resolved_is_not_hidden(engine: Engine) -> None:
+    """Resolved is what has nothing pending at the moment of saying so."""
+    home, first = StoreHome(engine), letter(1)
+    home.put(first)
+    with engine.begin() as db:
+        close(db, [first.dlq_id], "discarded", actor="ada", reason="test data")
+    (found,) = Groups(engine).listed(Which(states=("resolved",)))
+    late = Interrupted(engine, lambda: home.put(letter(2)))
+    with pytest.raises(StillOpen):
+        late.resolve(found.group_id, WARRANT)
+    assert [one.state for one in Groups(engine).listed()] == ["regressed"]
+
+
+@pytest.mark.parametrize(
+    "hush",
+    [
+        lambda groups, name: groups.acknowledge(name, WARRANT),
+        lambda groups, name: groups.mute(
+            name, WARRANT, until=SYSTEM_CLOCK.now() + timedelta(hours=1)
+        ),
+    ],
+    ids=["acknowledged", "muted"],
+)
+def test_a_problem_that_closes_while_it_is_hushed_can_return(
+    engine: Engine, hush: Callable[[Groups, str], Group]
+) -> None:
+    """What is said too late is refused: its recurrence is news."""
+    home, first = StoreHome(engine), letter(1)
+    home.put(first)
+    (found,) = Groups(engine).listed()
+
+    def closing() -> None:
+        with engine.begin() as db:
+            close(db, [first.dlq_id], "discarded", actor="ada", reason="test data")
+
+    late = Interrupted(engine, closing)
+    with pytest.raises(AlreadyOver):
+        hush(late, found.group_id)
+    home.put(letter(2))
+    assert [one.state for one in Groups(engine).listed()] == ["regressed"]
 
 
 def test_values_that_are_known_take_no_room_of_new_ones(

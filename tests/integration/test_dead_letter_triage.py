@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,19 @@ def test_a_small_new_problem_is_told_among_a_hundred_large_ones(engine: Engine) 
     assert ear.heard[-1]["handler"] == "new"
 
 
+def test_a_muted_problem_is_told_again_when_the_time_is_over(engine: Engine) -> None:
+    """Until then it is quiet; after that somebody must look, for it is still there."""
+    clock, ear = VirtualClock(), Ear()
+    StoreHome(engine, clock=clock).put(letter(1, RuntimeError("odd"), clock=clock))
+    alerts, groups = Alerts(engine, [ear], clock=clock), Groups(engine, clock=clock)
+    assert alerts.run_once() == 1
+    until = clock.now() + timedelta(hours=4)
+    groups.mute(groups.listed()[0].group_id, WARRANT, until=until)
+    assert alerts.run_once() == 0
+    clock.advance(4 * 3600)
+    assert [alerts.run_once() for _ in range(2)] == [1, 0]
+
+
 def test_an_acknowledged_problem_is_quiet(engine: Engine) -> None:
     """Somebody looks after it already."""
     StoreHome(engine).put(letter(1, RuntimeError("odd")))
@@ -175,8 +189,7 @@ def test_many_failing_at_once_point_to_a_dependency_and_one_to_data(engine: Engi
     home.put(letter(99, RuntimeError("other"), topic="lonely"))
     with engine.connect() as db:
         found = {
-            one.topic: look_around(db, one.group_id, now=0.0).verdict
-            for one in Groups(engine).listed()
+            one.topic: look_around(db, one.group_id).verdict for one in Groups(engine).listed()
         }
     assert found == {"orders": "dependency", "lonely": "data"}
     assert judged(same=3, keys=3, others=2).verdict == "unclear"
@@ -296,7 +309,7 @@ def test_an_outage_without_keys_is_not_taken_for_bad_data(engine: Engine) -> Non
     StoreHome(engine).put_all([letter(n, TimeoutError("slow"), key=None) for n in range(20)])
     name = Groups(engine).listed()[0].group_id
     with engine.connect() as db:
-        around = look_around(db, name, now=0.0)
+        around = look_around(db, name)
     assert (around.verdict, around.keys) == ("dependency", 20)
 
 

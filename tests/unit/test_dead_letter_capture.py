@@ -52,6 +52,16 @@ def test_the_chain_has_the_root_first_with_structured_frames() -> None:
     assert fingerprint_of(letter.failure).by == "stack"
 
 
+def test_an_error_whose_attributes_are_broken_is_a_failure_like_any_other() -> None:
+    """The handler's own classes may raise when they are looked at."""
+
+    class Odd(Exception):
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(f"no {name}, and not kind about it")
+
+    assert caught(Odd("bad")).failure.root.text == "bad"
+
+
 def test_the_same_message_is_the_same_letter_and_other_content_is_not() -> None:
     """Identity: group, handler, message id and content; never where or when it failed."""
     message = Message.new("orders", b"a", ids=lambda: "one")

@@ -144,6 +144,37 @@ def test_spring_headers_are_understood() -> None:
     assert read.failure.kind is Class.TIMEOUT
 
 
+def test_a_message_that_spring_retried_on_topics_comes_from_the_first_of_them() -> None:
+    """Spring adds a value for each topic that it failed on; the latest error is the error."""
+    pairs = []
+    for topic, offset, at, error in (("orders", 42, 1_700_000_000_000, "first"),
+                                     ("orders-retry-0", 7, 1_700_000_009_000, "last")):  # fmt: skip
+        pairs += [
+            ("kafka_dlt-original-topic", topic.encode()),
+            ("kafka_dlt-original-offset", struct.pack(">q", offset)),
+            ("kafka_dlt-original-timestamp", struct.pack(">q", at)),
+            ("kafka_dlt-exception-message", error.encode()),
+        ]
+    headers = Headers.received([*pairs, ("kafka_dlt-original-partition", b"12")])
+    message = Message.new("orders-dlt", b"raw", headers=headers, source="topic:orders-dlt")
+    read = imported(message, stored_at=1_700_000_010.0)
+    assert (read.message.topic, read.coordinates.position) == ("orders", 42)
+    assert read.coordinates.lane == 12
+    assert read.failure.root.text == "last"
+    assert read.message.time.timestamp() == 1_700_000_000
+    assert read.history.last_failed_at == 1_700_000_010
+
+
+def test_an_event_that_another_tool_puts_aside_twice_has_failed_twice() -> None:
+    """Its own time stays the same; the broker knows when each letter came."""
+    headers = Headers({"__connect.errors.topic": "orders"})
+    event = Message.new("dlq", b"raw", headers=headers)
+    first, second = (imported(event, stored_at=at) for at in (10.0, 20.0))
+    assert first.dlq_id == second.dlq_id
+    assert first.history.failures[0].id != second.history.failures[0].id
+    assert imported(event, stored_at=10.0) == first
+
+
 def test_headers_of_kafkas_own_dead_letters_are_understood() -> None:
     """KIP-1191: share groups."""
     said = {"topic": "orders", "partition": "3", "offset": "42", "group": "billing",
