@@ -95,7 +95,10 @@ class _Kept:
     """A sink that stays open for the next round."""
 
     def __init__(self, sink: Sink) -> None:
-        self.publish = sink.publish
+        self._sink = sink
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
 
     def close(self) -> None:
         """Do nothing."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from holdfast.backoff import Backoff
 from holdfast.errors import DependencyDown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.clock import Clock
     from holdfast.dlq.replay.outgoing import Batch
+    from holdfast.errors import HoldfastError
+    from holdfast.message import Message
     from holdfast.ports import Published, Sink
 
 log = logging.getLogger("holdfast.dlq.replay")
@@ -28,6 +32,20 @@ class Flight:
     results: Future[list[Published]]
 
 
+@runtime_checkable
+class Brief(Protocol):
+    """A sink that has less to do when nobody asks where the messages are stored."""
+
+    def publish_within(self, messages: Sequence[Message], seconds: float) -> list[Published]:
+        """Do as `publish`, within *seconds*; results need not tell where a message is."""
+        ...
+
+
+def failures(results: Sequence[Published]) -> list[tuple[int, HoldfastError]]:
+    """Return the places and errors of what was not published."""
+    return [(at, result.error) for at, result in enumerate(results) if result.error is not None]
+
+
 class Publisher:
     """Publishes batches one after the other; the next starts when the last has landed.
 
@@ -37,7 +55,9 @@ class Publisher:
     def __init__(
         self, sink: Sink, thread: ThreadPoolExecutor, clock: Clock, *, meanwhile: float
     ) -> None:
-        self._sink = sink
+        self._publish = sink.publish
+        if isinstance(sink, Brief):  # as long as it takes: its own settings say when to give up
+            self._publish = partial(sink.publish_within, seconds=math.inf)
         self._thread = thread
         self._clock = clock
         self._meanwhile = meanwhile
@@ -70,7 +90,8 @@ class Publisher:
                     pause(0.0)
                 self._flight = None
                 results = flight.results.result()
-                down = next((r.error for r in results if isinstance(r.error, DependencyDown)), None)
+                errors = (error for _, error in failures(results))
+                down = next((e for e in errors if isinstance(e, DependencyDown)), None)
                 if down is None:
                     return flight.batch, results
                 raise down
@@ -97,7 +118,7 @@ class Publisher:
 
     def _submit(self, batch: Batch) -> Future[list[Published]]:
         if batch.messages:
-            return self._thread.submit(self._sink.publish, batch.messages)
+            return self._thread.submit(self._publish, batch.messages)
         nothing: Future[list[Published]] = Future()
         nothing.set_result([])
         return nothing

@@ -113,8 +113,7 @@ def _frozen(
     }
     db.execute(insert(plan), row)
     _claim(db, row["id"], manifest, now)
-    _lock(db, [letter.dlq_id for letter in manifest.letters])
-    _take_from_triage(db, [letter.dlq_id for letter in manifest.letters])
+    _take_from_triage(db, _locked(db, [letter.dlq_id for letter in manifest.letters]))
     parked = [letter.dlq_id for letter, state, _ in manifest.aside if state is ItemState.PARKED]
     if parked:
         reason = f"replayed {terms.policy.replay_cap} times or more"
@@ -138,27 +137,33 @@ def _claim(db: Connection, plan_id: str, manifest: Manifest, now: float) -> None
         db.execute(insert(item), chunk)
 
 
-def _lock(db: Connection, ids: list[str]) -> None:
-    """Make sure that all are pending still: who closes letters locks them, then looks at claims."""
-    chosen = sorted(ids)
+def _locked(db: Connection, ids: list[str]) -> list[str]:
+    """Make sure that all are pending still, and return those due for an automatic retry.
+
+    Who closes letters locks them, then looks at claims.
+    """
+    chosen, due = sorted(ids), []
     for start in range(0, len(chosen), _ROWS):
-        chunk = chosen[start : start + _ROWS]
-        pending = (
-            select(message.c.dlq_id)
-            .where(message.c.dlq_id.in_(chunk), message.c.state == PENDING)
+        # By the ids alone: right after a burst the database does not know yet that nearly all
+        # are pending, and would look through all of those for every few ids.
+        rows = db.execute(
+            select(message.c.dlq_id, message.c.state, message.c.due_at)
+            .where(message.c.dlq_id.in_(chosen[start : start + _ROWS]))
             .order_by(message.c.dlq_id)
             .with_for_update()
-        )
-        if len(db.execute(pending).all()) < len(chunk):
+        ).all()
+        if sum(row.state == PENDING for row in rows) < len(chosen[start : start + _ROWS]):
             raise _ClosedMeanwhile
+        due += [row.dlq_id for row in rows if row.due_at is not None]
+    return due
 
 
-def _take_from_triage(db: Connection, ids: list[str]) -> None:
-    """Count the automatic retry, if one was due: what is planned is not planned twice."""
-    for start in range(0, len(ids), _ROWS):
-        chosen = message.c.dlq_id.in_(ids[start : start + _ROWS]), message.c.due_at.is_not(None)
-        taken = {"due_at": None, "retries": message.c.retries + 1}
-        db.execute(update(message).where(*chosen).values(**taken))
+def _take_from_triage(db: Connection, due: list[str]) -> None:
+    """Count the automatic retries that were *due*: what is planned is not planned twice."""
+    taken = {"due_at": None, "retries": message.c.retries + 1}
+    for start in range(0, len(due), _ROWS):
+        chosen = message.c.dlq_id.in_(due[start : start + _ROWS])
+        db.execute(update(message).where(chosen).values(**taken))
 
 
 def _item(
@@ -182,6 +187,7 @@ def _item(
         "again": None,
         "note": note,
         "settled_at": settled_at,
+        "seq": letter.seq,
     }
 
 

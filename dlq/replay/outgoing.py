@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from holdfast.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.dlq.replay.plan import Plan
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     from holdfast.message import Message
 
 _envelope = msgspec.json.Decoder(Envelope).decode
-_NO_HEADERS = "[]"
+_PIECE = 1000
+"""Rows per statement. For many more PostgreSQL would start a worker process each time, and
+sort the rows whole, instead of following the index."""
 _edited = revision.c.revision.is_not(None)
 _PARTS = (
     item.c.position.label("number"),
-    message.c.dlq_id,
+    item.c.dlq_id,
+    (message.c.dlq_id == item.c.dlq_id).label("is_there"),
     message.c.message_id,
     message.c.topic,
     message.c.type,
@@ -60,22 +65,29 @@ _IN_RANGE = (
     item.c.position >= bindparam("start"),
     item.c.position < bindparam("end"),
 )
-_BATCH = (
-    select(*_PARTS)
-    .join(message, message.c.dlq_id == item.c.dlq_id)
-    .outerjoin(
-        revision,
-        and_(revision.c.dlq_id == message.c.dlq_id, revision.c.revision == message.c.revision),
+
+
+def _batch(joined: ColumnElement[bool]) -> Select[Any]:
+    latest = and_(revision.c.dlq_id == message.c.dlq_id, revision.c.revision == message.c.revision)
+    return (
+        select(*_PARTS)
+        .select_from(item.outerjoin(message, joined).outerjoin(revision, latest))
+        .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
+        .order_by(item.c.position)
     )
-    .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
-    .order_by(item.c.position)
-)
+
+
+_BATCH = _batch(message.c.seq == item.c.seq)
+_BY_ID = _batch(message.c.dlq_id == item.c.dlq_id)
+"""For items that do not know their letter's number: those of a plan of an older version."""
 _OVERTAKEN = (
     select(item.c.position, item.c.dlq_id)
     .join(overtaken, overtaken.c.dlq_id == item.c.dlq_id)
     .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
 )
 _SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state != ItemState.CLAIMED)
+_GONE = "its dead letter is no longer in the store: there is nothing to send"
+_is_there = itemgetter(2)
 
 
 class Refusal(NamedTuple):
@@ -128,22 +140,35 @@ class Reader:
 
     def batch(self, engine: Engine, start: int, end: int) -> Batch:
         """Return what the plan still has to send from *start* up to before *end*, in order."""
-        where = {"plan": self._plan_id, "start": start, "end": end}
+        rows: list[Any] = []
         with engine.connect() as db:
             late = [] if self._commutative else self._overtaken(db, start, end)
             with in_binary(db):
-                cursor: Any = db.execute(_BATCH, where).cursor
-                rows = cursor.fetchall()
+                for first in range(start, end, _PIECE):
+                    rows += self._piece(db, first, min(first + _PIECE, end))
         # Not inside: a vault reads the database itself, and SQLite lets only one in.
         return self._made(rows, start, end, late)
+
+    def _piece(self, db: Connection, start: int, end: int) -> list[Any]:
+        where = self._range(start, end)
+        cursor: Any = db.execute(_BATCH, where).cursor
+        rows: list[Any] = cursor.fetchall()
+        if not all(map(_is_there, rows)):
+            cursor = db.execute(_BY_ID, where).cursor
+            rows = cursor.fetchall()
+        return rows
 
     def _made(self, rows: list[Any], start: int, end: int, unfit: list[Refusal]) -> Batch:
         numbers, ids = [], []
         found: list[Message] = []
         places: set[Place] = set()
         for row in rows:
-            (number, dlq_id, own_id, topic, kind, source, key, payload, headers, at, correlation,
-             causation, content, schema, trace, group, count, state, envelope) = row  # fmt: skip
+            (number, dlq_id, is_there, own_id, topic, kind, source, key, payload, headers, at,
+             correlation, causation, content, schema, trace, group, count, state,
+             envelope) = row  # fmt: skip
+            if not is_there:
+                unfit.append(Refusal(number, dlq_id, _GONE, holds=False))
+                continue
             if envelope is not None:
                 try:
                     payload = opened(payload, _envelope(envelope).governance, self._vault)
@@ -171,7 +196,7 @@ class Reader:
 
     def _overtaken(self, db: Connection, start: int, end: int) -> list[Refusal]:
         """Return what a newer event of its key has overtaken since the plan was frozen."""
-        where = {"plan": self._plan_id, "start": start, "end": end}
+        where = self._range(start, end)
         numbers = {dlq_id: number for number, dlq_id in db.execute(_OVERTAKEN, where)}
         if not numbers:
             return []
@@ -182,8 +207,10 @@ class Reader:
 
     def settled(self, db: Connection, start: int, end: int) -> set[int]:
         """Return the numbers from *start* up to before *end* that are not to be sent any more."""
-        where = {"plan": self._plan_id, "start": start, "end": end}
-        return set(db.execute(_SETTLED, where).scalars())
+        return set(db.execute(_SETTLED, self._range(start, end)).scalars())
+
+    def _range(self, start: int, end: int) -> dict[str, Any]:
+        return {"plan": self._plan_id, "start": start, "end": end}
 
     def _address(self, topic: str, group: str) -> tuple[str, Stamp]:
         place = topic, group

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.ending import Ending, EndingKind
+from holdfast.dlq.replay.flight import failures
 from holdfast.dlq.replay.outgoing import Batch, Refusal
 from holdfast.dlq.replay.rate import Bucket
 from holdfast.dlq.replay.refused import set_aside
@@ -86,7 +87,9 @@ class Run:
             match next_step(self._watch.look(ahead), self._plan.policy):
                 case Send(until, state):
                     self._enter(state)
-                    granted, wait = bucket.grant(min(until - self._handed, self._stream.fits))
+                    granted, wait = bucket.grant(
+                        min(until - self._handed, self._stream.fits(self._handed))
+                    )
                     if granted:
                         self._send(self._handed + granted, until)
                     else:
@@ -113,7 +116,7 @@ class Run:
         batch = self._fit(self._stream.read(self._handed, end, self._mark))
         self._target.prepare(batch.places)
         if self._plan.rate.per_second is None:
-            self._stream.read_ahead(end, min(until, end + self._stream.fits))
+            self._stream.read_ahead(end, until)
         landed, is_whole = self._landed()
         if self._plan.state in _SENDABLE:  # else the batch before may not have gone either
             self._publisher.send(batch if is_whole else self._stream.current(batch))
@@ -145,11 +148,10 @@ class Run:
             return None, True
         batch, results = found
         refused = []
-        for number, dlq_id, result in zip(batch.numbers, batch.ids, results, strict=True):
-            if result.error is not None:
-                if isinstance(result.error, ConfigurationError):
-                    raise result.error
-                refused.append(Refusal(number, dlq_id, str(result.error)))
+        for index, error in failures(results):
+            if isinstance(error, ConfigurationError):
+                raise error
+            refused.append(Refusal(batch.numbers[index], batch.ids[index], str(error)))
         METRICS.replayed.labels("sent").inc(len(results) - len(refused))
         if refused:
             log.warning("the broker refused %d messages of plan %s", len(refused), self._plan.short)

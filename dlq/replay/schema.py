@@ -65,10 +65,12 @@ item = Table(
     Column("again", String(64)),
     Column("note", _Document),
     Column("settled_at", Double),
+    Column("seq", BigInteger),
     Index("holdfast_replay_item_live", "live", unique=True),
     Index("holdfast_replay_item_letter", "dlq_id", "plan_id"),
-    Index("holdfast_replay_item_state", "plan_id", "state"),
+    Index("holdfast_replay_item_state_sent", "plan_id", "state", "position"),
     Index("holdfast_replay_item_key", "plan_id", "key_hash"),
 )
 """One row per message of a plan, numbered in the order of sending. `live` holds the dead
-letter's id while the claim lasts and nothing after: its uniqueness is the one live claim."""
+letter's id while the claim lasts and nothing after: its uniqueness is the one live claim.
+`seq` is the dead letter's number: by it a sender finds letters that lie together fast."""

@@ -16,7 +16,7 @@ from holdfast.dlq.replay.lease import Lease
 from holdfast.dlq.replay.outgoing import Reader
 from holdfast.dlq.replay.run import Run
 from holdfast.dlq.replay.state import ENDED, NotNow
-from holdfast.dlq.replay.stream import Stream
+from holdfast.dlq.replay.stream import AHEAD, Stream
 from holdfast.dlq.replay.target import Target
 from holdfast.dlq.replay.watch import Watch, plan_row
 
@@ -83,7 +83,7 @@ class Sender:
         sink = self._broker.sink()
         try:
             with (
-                ThreadPoolExecutor(1, "holdfast-replay-read") as ahead,
+                ThreadPoolExecutor(AHEAD, "holdfast-replay-read") as ahead,
                 ThreadPoolExecutor(1, "holdfast-replay-send") as thread,
             ):
                 reader = Reader(found, self._vault)
