@@ -28,6 +28,15 @@ class Hurried(Protocol):
         ...
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A sink that can get ready for `publish_within` beforehand."""
+
+    def prepare(self) -> None:
+        """Do now what its first call would take time for."""
+        ...
+
+
 class LeasedSink:
     """A sink that sends nothing once the relay's leases may be another's.
 
@@ -41,6 +50,8 @@ class LeasedSink:
         self._leases = leases
         self._publish = self._way(sink)
         self._foresight = sink if isinstance(sink, Foreseeing) else BySize(sink.caps)
+        if isinstance(sink, Preparing):
+            sink.prepare()
 
     def _way(self, sink: Sink | ShardSinks) -> Callable[[Sequence[Any], float], list[Published]]:
         """Return how *sink* publishes within some seconds."""

@@ -92,6 +92,10 @@ class Admin(Protocol):
 class Producer(Protocol):
     """Sends batches; one thread uses it."""
 
+    def prepare(self, *, located: bool) -> None:
+        """Get ready for publishes that are *located* or not, so that the first need not."""
+        ...
+
     def publish(
         self, messages: Sequence[Message], until: float, *, located: bool = True
     ) -> list[Published]:

@@ -80,6 +80,11 @@ class KafkaSink:
         """
         return self._publish(messages, seconds, located=False)
 
+    def prepare(self) -> None:
+        """Get ready for `publish_within`, so that its first call need not."""
+        if self._producer is not None:
+            self._producer.prepare(located=False)
+
     def _publish(
         self, messages: Sequence[Message], seconds: float, *, located: bool
     ) -> list[Published]:

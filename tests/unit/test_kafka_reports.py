@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from holdfast.brokers.kafka.confluent import producer
@@ -12,10 +13,21 @@ from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
 from holdfast.message import Message
+from holdfast.ports import Lane, Published
 from holdfast.urls import BrokerUrl
 
-if TYPE_CHECKING:
-    import pytest
+
+class Record:
+    """What a report of success tells."""
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 14
 
 
 class Librdkafka:
@@ -24,10 +36,12 @@ class Librdkafka:
     Failing, it says so by an exception, and that costs the report of *unheard*.
     """
 
+    made: int
     stored: list[bytes]
     bad, unheard = b"bad", b"unheard"
 
     def __init__(self, configs: dict[str, Any]) -> None:
+        Librdkafka.made += 1
         self._plain = configs.get("enable.idempotence") is False
         self._terse = bool(configs.get("delivery.report.only.error"))
         self._queue: list[tuple[bytes, Any]] = []
@@ -47,7 +61,7 @@ class Librdkafka:
             else:
                 self.stored.append(body)
                 if not self._terse:
-                    report(None, None)
+                    report(None, Record())
         if fails and not self._plain:
             raise KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE))
         return 0
@@ -55,28 +69,49 @@ class Librdkafka:
     def purge(self) -> None: ...
 
 
-def published(monkeypatch: pytest.MonkeyPatch, *bodies: bytes) -> list[bool]:
-    """Publish *bodies*, each with a key of its own; return which are said to be stored."""
+@pytest.fixture
+def publishing(monkeypatch: pytest.MonkeyPatch) -> ConfluentProducer:
+    """Return a producer on the scripted client."""
+    monkeypatch.setattr(Librdkafka, "made", 0, raising=False)
     monkeypatch.setattr(Librdkafka, "stored", [], raising=False)
     monkeypatch.setattr(producer, "Producer", Librdkafka)
     settings = KafkaSettings.read(BrokerUrl.parse("kafka+confluent://broker:9092"), {})
-    publishing = ConfluentProducer({}, settings, SYSTEM_CLOCK)
+    return ConfluentProducer({}, settings, SYSTEM_CLOCK)
+
+
+def publish(publishing: ConfluentProducer, *bodies: bytes, located: bool) -> list[Published]:
+    """Publish *bodies*, each with a key of its own."""
     messages = [Message.new("t", body, key=body) for body in bodies]
-    results = publishing.publish(messages, SYSTEM_CLOCK.monotonic() + 60, located=False)
-    assert all(isinstance(r.error, InvalidMessage | None) for r in results)
-    return [result.error is None for result in results]
+    return publishing.publish(messages, SYSTEM_CLOCK.monotonic() + 60, located=located)
 
 
-def test_what_is_not_reported_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_reported_is_stored(publishing: ConfluentProducer) -> None:
     """Where nothing failed; each is sent once."""
-    assert published(monkeypatch, b"1", b"2") == [True, True]
+    results = publish(publishing, b"1", b"2", located=False)
+    assert [result.error for result in results] == [None, None]
     assert Librdkafka.stored == [b"1", b"2"]
 
 
 def test_a_lost_report_of_a_failure_is_not_taken_for_success(
-    monkeypatch: pytest.MonkeyPatch,
+    publishing: ConfluentProducer,
 ) -> None:
     """A refusal may cost a report; whatever was not reported is sent again then."""
     bodies = (b"1", Librdkafka.bad, Librdkafka.unheard)
-    assert published(monkeypatch, *bodies) == [True, False, True]
+    results = publish(publishing, *bodies, located=False)
+    assert [type(r.error) for r in results] == [type(None), InvalidMessage, type(None)]
     assert Librdkafka.stored == [b"1", Librdkafka.unheard]
+
+
+def test_who_asks_where_a_message_is_stored_is_told(publishing: ConfluentProducer) -> None:
+    """Also after a publish that did not ask."""
+    publish(publishing, b"1", located=False)
+    assert publish(publishing, b"2", located=True) == [Published(None, Lane("t", 3), 14)]
+
+
+def test_a_prepared_producer_needs_no_new_client(publishing: ConfluentProducer) -> None:
+    """The first message of a client takes long; a relay's has its time before."""
+    publishing.prepare(located=False)
+    before = Librdkafka.made
+    for _ in range(2):
+        publish(publishing, b"1", located=False)
+    assert Librdkafka.made == before

@@ -104,8 +104,8 @@ class ConfluentProducer:
         self._failures: list[tuple[int, KafkaError]] = []
         self._failed: list[int] = []
         self._is_whole = True
-        self._is_terse = False
-        """Whether the client reports failures only."""
+        self._mode: dict[str, Any] = {}
+        """What the client has beyond the settings."""
         self._is_told = True
         """Whether no report can have been lost."""
         self._report = _reporter(self._results, self._failures, self._lanes)
@@ -129,15 +129,23 @@ class ConfluentProducer:
         Unless *located*, the client reports failures only. When a report may have been lost
         by a refusal, all that it did not report are tried again: repeated, never missed.
         """
-        if self._is_terse is located and not self._transactional:
-            self._renew(**({} if located else _TERSE))
+        self.prepare(located=located)
         results = self._attempt(messages, until, located=located)
         if self._failed and not self._transactional:
             send = partial(self._alone, until=until, located=located)
             self._renew(**_PLAIN)
             try_alone(messages, self._failed.copy(), results, send)
-            self._renew(**({} if located else _TERSE))
+            self.prepare(located=located)
         return results
+
+    def prepare(self, *, located: bool) -> None:
+        """Have a client that reports all, or failures only unless *located*.
+
+        A new one needs half a second for its first message; nothing may be on its way.
+        """
+        wanted = {} if located or self._transactional else _TERSE
+        if self._mode != wanted:
+            self._renew(**wanted)
 
     def _alone(self, message: Message, until: float, *, located: bool) -> Published:
         """Send *message* and wait for its report; an outage is only its own."""
@@ -153,7 +161,7 @@ class ConfluentProducer:
     ) -> list[Published]:
         """Send all and wait for the report of each."""
         results, failures = self._results, self._failures
-        results[:] = [_STORED if self._is_terse else _UNTOLD] * len(messages)
+        results[:] = [_STORED if self._mode == _TERSE else _UNTOLD] * len(messages)
         failures.clear()
         self._is_whole = self._is_told = True
         produce: Any = self._client.produce
@@ -182,7 +190,7 @@ class ConfluentProducer:
 
         A report that got lost is a failure, too: see `_serve`.
         """
-        if not self._is_told and self._is_terse:
+        if not self._is_told and self._mode == _TERSE:
             self._results[:] = [_UNTOLD if r is _STORED else r for r in self._results]
         for index, failure in self._failures:
             self._results[index] = Published(error=self._fault(failure, messages[index]))
@@ -197,7 +205,7 @@ class ConfluentProducer:
         self.abandon()
         with translated("making a Kafka producer"):
             self._client = Producer({**self._configs, **configs})
-        self._is_terse = configs == _TERSE
+        self._mode = configs
 
     def _reports_for(self, count: int, *, located: bool) -> list[partial[None]]:
         """Return a callback per index: librdkafka's reports do not say which message it was.

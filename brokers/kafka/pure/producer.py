@@ -84,6 +84,9 @@ class PureProducer:
                 self.abandon()
                 raise
 
+    def prepare(self, *, located: bool) -> None:
+        """Nothing to do: this client's reports are the same for both."""
+
     def publish(
         self, messages: Sequence[Message], until: float, *, located: bool = True
     ) -> list[Published]:
