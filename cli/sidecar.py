@@ -66,7 +66,7 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise ConfigurationError(f"{name} {getattr(self, name)}: use {least} or more")
         for name in ("lease_seconds", "stall_seconds"):
             if not getattr(self, name) > 0:
