@@ -401,6 +401,22 @@ def test_a_refused_message_parks_its_key_and_the_others_flow(engine: Engine) -> 
     assert (size(engine), size(engine, parked)) == (0, 0)
 
 
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_the_log_tells_which_event_was_parked(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In fields of their own, for whoever searches the logs."""
+    stage(engine, 1, "bad")
+    sink = NullSink()
+    sink.refuse = {b"bad"}
+    Relay(LeaseEngine(engine, sink)).run_once()
+    told = vars(next(record for record in caplog.records if "is parked" in record.message))
+    with engine.connect() as db:
+        row = db.execute(select(parked)).mappings().one()
+    assert (told["topic"], told["seq"], told["shard"]) == ("t", row["seq"], row["shard"])
+    assert uuid.UUID(told["event"]) == row["id"]
+
+
 def test_an_oversized_message_is_parked_before_anything_of_its_key_is_sent(engine: Engine) -> None:
     """What follows it in the same batch does not overtake it."""
     with Session(engine) as session, session.begin():
