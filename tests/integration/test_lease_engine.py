@@ -379,6 +379,41 @@ def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> Non
     assert len(sink.taken) == 10
 
 
+class Asked(NullSink):
+    """A sink that asks its broker before each batch; it is down from the second one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def room(self, _topics: object) -> int | None:
+        self.asked += 1
+        if self.asked == 2:
+            raise BrokerDown("nobody answers")
+        return None
+
+    def refusal(self, _message: Message) -> None: ...
+
+
+def test_an_outage_before_a_batch_repeats_nothing_of_the_one_before(engine: Engine) -> None:
+    """What the broker took is deleted, though the next batch cannot be sent."""
+    stage(engine, 20)
+    sink = Asked()
+    relay = LeaseEngine(engine, sink, batch=10)
+    wait_until(lambda: _is_down(relay), what="the broker went down")
+    assert size(engine) == 10
+    Relay(relay).run_once()
+    assert [m.payload for m in sink.taken] == [b'{"n":%d}' % n for n in range(20)]
+
+
+def _is_down(relay: LeaseEngine) -> bool:
+    try:
+        relay.step()
+    except BrokerDown:
+        return True
+    return False
+
+
 def test_a_refused_message_parks_its_key_and_the_others_flow(engine: Engine) -> None:
     """Later events of the key wait behind it, in order, until it is released."""
     stage(engine, 3, "bad")
