@@ -59,6 +59,7 @@ class DrainLog:
             log.info(
                 "draining a backlog: %s events wait, %s/s, %s left at that rate",
                 f"{left:,}", f"{rate:,.0f}", duration(left / rate),
+                extra={"waiting": left, "rate": round(rate), "seconds": round(left / rate)},
             )  # fmt: skip
         elif was_draining:
             log.info("the backlog is drained: %s events wait", f"{left:,}")

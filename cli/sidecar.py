@@ -66,7 +66,7 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise ConfigurationError(f"{name} {getattr(self, name)}: use {least} or more")
         for name in ("lease_seconds", "stall_seconds"):
             if not getattr(self, name) > 0:
@@ -120,8 +120,8 @@ class Sidecar:
                 self._settings.engine.value, where,
             )  # fmt: skip
             self.relay.run()
-        log.info("relay ended: published %d, parked %d",
-                 self.relay.health.published, self.relay.health.parked)  # fmt: skip
+        moved = {"published": self.relay.health.published, "parked": self.relay.health.parked}
+        log.info("relay ended: published %d, parked %d", *moved.values(), extra=moved)
 
     def run_once(self) -> int:
         """Publish what is there, with progress on a terminal; outages raise.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import DependencyDown
 from holdfast.outbox.delays import Delays
 from holdfast.outbox.deletion import delete_rows
 from holdfast.outbox.engine import Step
@@ -108,7 +109,12 @@ class LeaseEngine:
         parked = 0
         if rows:
             rows, behind = self._parking.split(rows)
-            rows, refused = precheck(rows, self._sink)
+            try:
+                rows, refused = precheck(rows, self._sink)
+            except DependencyDown:  # what the broker took before is not to be sent again
+                self._delete_meanwhile(outcome.done)
+                self._deleted()
+                raise
             parked = self._parking.park(self._leases, behind)
             parked += self._parking.refuse(self._leases, refused)
         if rows:

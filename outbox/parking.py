@@ -95,7 +95,7 @@ class Parking:
             if error is not None:
                 log.error(
                     "outbox event %s to %s (key %r) is parked: %s",
-                    row.id, row.topic, row.key, mask(str(error)),
+                    row.id, row.topic, row.key, mask(str(error)), extra=_facts(row),
                 )  # fmt: skip
         return self._move(leases, rows)
 
@@ -173,7 +173,8 @@ class Parking:
         again = [*refused, *outcome.refused]
         for row, error in again:
             if error is not None:
-                log.error("released event %s is refused again: %s", row.id, mask(str(error)))
+                text = mask(str(error))
+                log.error("released event %s is refused again: %s", row.id, text, extra=_facts(row))
 
         def settle(db: Connection) -> None:
             if not leases.holds(db):
@@ -194,6 +195,11 @@ class Parking:
         """Return how many events are parked."""
         with self._engine.connect() as db:
             return db.execute(select(func.count()).select_from(parked)).scalar_one()
+
+
+def _facts(row: Row) -> dict[str, object]:
+    """Return what a log record tells of *row* beside its sentence."""
+    return {"event": row.id, "seq": row.seq, "topic": row.topic, "shard": row.shard}
 
 
 def _as_text(headers: Iterable[object]) -> str:

@@ -160,7 +160,8 @@ class Relay:
         health.failures += 1
         health.outage = short(error)
         delay = self._backoff.delay(health.failures) or self._backoff.ceiling
-        log.warning("relay waits %.1f s: %s", delay, health.outage)
+        facts = {"outage": health.outage, "failures": health.failures, "seconds": round(delay, 3)}
+        log.warning("relay waits %.1f s: %s", delay, health.outage, extra=facts)
         self._clock.wait(self._stop, delay)
 
     def _close(self) -> None:

@@ -25,6 +25,7 @@ _ANYWHERE: tuple[Check, ...] = (
     queue.clock_skew,
     privileges.privileges,
     queue.waiting,
+    queue.shards,
     queue.delayed,
     queue.parked_keys,
     relays.alive,

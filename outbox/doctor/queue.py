@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
+
 from holdfast.clock import seconds_since_epoch
 from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.doctor.finding import Finding, Severity, duration
 from holdfast.outbox.parked_keys import ParkedKeys
+from holdfast.outbox.schema import SHARDS, outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.outbox.doctor.patient import Patient
+
+_LOOKED_AT = 1000  # what nobody reads comes to be the first
 
 
 def waiting(patient: Patient) -> Iterator[Finding]:
@@ -36,6 +41,24 @@ def waiting(patient: Patient) -> Iterator[Finding]:
         "it publishes all the time, start another one",
         facts={"backlog": standing.waiting, "oldest_seconds": age},
     )
+
+
+def shards(patient: Patient) -> Iterator[Finding]:
+    """Name events that relays in company pass by: each of them reads the shards that it owns."""
+    first = select(outbox.c.seq, outbox.c.shard).order_by(outbox.c.seq).limit(_LOOKED_AT).subquery()
+    strange = select(first.c.seq, first.c.shard).where(~first.c.shard.between(0, SHARDS - 1))
+    with patient.connected() as db:
+        found = db.execute(strange.order_by(first.c.seq)).all()
+    if found:
+        yield Finding(
+            check="shards",
+            severity=Severity.CRITICAL,
+            text=f"{len(found)} of the first {_LOOKED_AT:,} events have a shard that nobody owns, "
+            f"as {found[0].shard} of event {found[0].seq}: only a relay that is alone reads them",
+            fix=f"let who writes them take  crc32(topic + '\\x1f' + key) % {SHARDS}  (of the id "
+            "where there is no key), and run a single relay until they are gone",
+            facts={"events": len(found), "seq": found[0].seq, "shard": found[0].shard},
+        )
 
 
 def delayed(patient: Patient) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from holdfast.database import noticed
 from holdfast.outbox.wal.faults import DatabaseDown, translated
 from holdfast.outbox.wal.frames import DATA, HEADER, KEEPALIVE, keepalive, status
 
@@ -29,7 +30,7 @@ def arguments(url: URL) -> dict[str, Any]:
     """Return what psycopg needs to connect to the database of *url*, be it of several hosts."""
     dialect: Any = PGDialect_psycopg
     _, settings = dialect().create_connect_args(url)
-    return dict(settings)
+    return {**noticed(url), **settings}
 
 
 def replication_connection(url: URL, name: str, options: str = "") -> psycopg.Connection[Any]:

@@ -123,6 +123,18 @@ def test_waiting_events_are_counted_and_dated(outbox: Engine) -> None:
     assert "holdfast relay" in str(nobody.fix)
 
 
+def test_an_event_in_a_shard_that_nobody_owns_is_named(outbox: Engine) -> None:
+    """Another program wrote it; relays that share the work would pass it by for ever."""
+    add(outbox, 2)
+    assert not named(Doctor(outbox, limits=QUICK).examine(), "shards")
+    with outbox.begin() as db:
+        db.execute(text("UPDATE holdfast_outbox SET shard = 64"))
+    found = named(Doctor(outbox, limits=QUICK).examine(), "shards")[0]
+    assert found.severity is Severity.CRITICAL
+    assert (found.facts["events"], found.facts["shard"]) == (2, 64)
+    assert "single relay" in str(found.fix)
+
+
 def test_delayed_events_that_nobody_moves_are_named(outbox: Engine) -> None:
     """What is overdue shows; what is only waiting for its time does not."""
     add(outbox, delay=3600)

@@ -379,6 +379,41 @@ def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> Non
     assert len(sink.taken) == 10
 
 
+class Asked(NullSink):
+    """A sink that asks its broker before each batch; it is down from the second one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def room(self, _topics: object) -> int | None:
+        self.asked += 1
+        if self.asked == 2:
+            raise BrokerDown("nobody answers")
+        return None
+
+    def refusal(self, _message: Message) -> None: ...
+
+
+def test_an_outage_before_a_batch_repeats_nothing_of_the_one_before(engine: Engine) -> None:
+    """What the broker took is deleted, though the next batch cannot be sent."""
+    stage(engine, 20)
+    sink = Asked()
+    relay = LeaseEngine(engine, sink, batch=10)
+    wait_until(lambda: _is_down(relay), what="the broker went down")
+    assert size(engine) == 10
+    Relay(relay).run_once()
+    assert [m.payload for m in sink.taken] == [b'{"n":%d}' % n for n in range(20)]
+
+
+def _is_down(relay: LeaseEngine) -> bool:
+    try:
+        relay.step()
+    except BrokerDown:
+        return True
+    return False
+
+
 def test_a_refused_message_parks_its_key_and_the_others_flow(engine: Engine) -> None:
     """Later events of the key wait behind it, in order, until it is released."""
     stage(engine, 3, "bad")
@@ -399,6 +434,22 @@ def test_a_refused_message_parks_its_key_and_the_others_flow(engine: Engine) -> 
         b'{"n":%d}' % n for n in (0, 1, 2, 0, 1, 0)
     ]
     assert (size(engine), size(engine, parked)) == (0, 0)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_the_log_tells_which_event_was_parked(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In fields of their own, for whoever searches the logs."""
+    stage(engine, 1, "bad")
+    sink = NullSink()
+    sink.refuse = {b"bad"}
+    Relay(LeaseEngine(engine, sink)).run_once()
+    told = vars(next(record for record in caplog.records if "is parked" in record.message))
+    with engine.connect() as db:
+        row = db.execute(select(parked)).mappings().one()
+    assert (told["topic"], told["seq"], told["shard"]) == ("t", row["seq"], row["shard"])
+    assert uuid.UUID(told["event"]) == row["id"]
 
 
 def test_an_oversized_message_is_parked_before_anything_of_its_key_is_sent(engine: Engine) -> None:

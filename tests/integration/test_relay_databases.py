@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, make_url, text
 from sqlalchemy.exc import InternalError, OperationalError
 
 from holdfast import ConfigurationError
@@ -22,6 +22,7 @@ from holdfast.outbox.backlog import Backlog
 from holdfast.outbox.leases import LeaseLost, Leases
 from holdfast.outbox.outages import is_outage
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.outbox.wal.stream import replication_connection
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -204,3 +205,16 @@ def test_a_nonsensical_threshold_is_refused() -> None:
     """And not with a traceback at the fifth statement."""
     with pytest.raises(ConfigurationError, match="use a number, or none"):
         open_database("postgresql+psycopg://h/d?prepare_threshold=often")
+
+
+def test_a_connection_that_was_cut_without_a_word_is_soon_noticed(postgres: Postgres) -> None:
+    """By the kernel, of queries and of the stream; what the URL says itself is left alone."""
+    url = postgres.database("noticed")
+    engine = open_database(url)
+    with engine.connect() as db:
+        raw: Any = db.connection.driver_connection
+        assert raw.info.get_parameters()["tcp_user_timeout"] == "30000"
+    engine.dispose()
+    with replication_connection(make_url(f"{url}?tcp_user_timeout=5000"), "test") as stream:
+        said = stream.info.get_parameters()
+        assert (said["tcp_user_timeout"], said["keepalives_idle"]) == ("5000", "30")
