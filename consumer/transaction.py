@@ -72,7 +72,10 @@ class Transaction(Layer):
     def fail(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind; a lost connection is an outage, not a failed attempt."""
         session, call.session = call.session, None
-        session.end(commit=False)
+        try:
+            session.end(commit=False)
+        except DBAPIError as lost:  # it died while the handler did something else
+            raise outage_of(lost) from error
         translated = outage_of(error)
         if translated is not error:
             raise translated from error
@@ -142,7 +145,10 @@ class AsyncTransaction(Layer):
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind."""
         session, call.session = call.session, None
-        await asyncio.shield(_end(session, commit=False))
+        try:
+            await asyncio.shield(_end(session, commit=False))
+        except DBAPIError as lost:
+            raise outage_of(lost) from error
         translated = outage_of(error)
         if translated is not error:
             raise translated from error
