@@ -12,7 +12,7 @@ from holdfast.classification import classify
 from holdfast.consumer.session import AnyEngine, HandlerSession, guarded
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import note_begin, require_whole
-from holdfast.in_thread import to_the_end
+from holdfast.in_thread import done_anyway, to_the_end
 from holdfast.isolation import at_read_committed
 from holdfast.layer import Call, Layer, Stage
 
@@ -92,8 +92,8 @@ class Transaction(Layer):
             raise
 
     async def leave_async(self, call: Call) -> None:
-        """Commit in a thread, and to the end even if the task is cancelled meanwhile."""
-        await to_the_end(self.leave, call)
+        """Commit in a thread; a cancellation that comes meanwhile is too late."""
+        await done_anyway(asyncio.ensure_future(asyncio.to_thread(self.leave, call)))
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Roll back in a thread."""
@@ -138,7 +138,7 @@ class AsyncTransaction(Layer):
             await _end(session, commit=False)
             raise outage_of(error) from error
         try:
-            await asyncio.shield(_end(session, commit=True))
+            await done_anyway(asyncio.ensure_future(_end(session, commit=True)))
         except DBAPIError as error:
             raise outage_of(error) from error
 
