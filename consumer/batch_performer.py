@@ -79,7 +79,7 @@ class BatchPerformer:
             for budget in plan.budgets:
                 budget.deposit()
             if not outcome.is_duplicate:
-                work.route.outage.passed(work.message)
+                work.route.outage.passed(*work.identity)
             return self._judge.done(work, duplicate=outcome.is_duplicate)
         if isinstance(outcome.error, LeftBehind):
             return Apart(single=False)

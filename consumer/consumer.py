@@ -96,6 +96,7 @@ class Consumer:
         if async_database is not None:
             self._routing.use(async_database)
         self._routes: dict[str, Route] = {}
+        self._singles: dict[str, Single] = {}
         self._assembly: Assembly | None = None
         self._stopped = threading.Event()
 
@@ -139,12 +140,15 @@ class Consumer:
     def handler(self, topic: str) -> Single:
         """Return the handler of *topic* for a loop of your own: `handle(message) -> Outcome`."""
         if topic not in self._routes:
-            known = ", ".join(sorted(self._routes)) or "none"
-            raise ConfigurationError(f"topic {topic!r} has no handler; there are: {known}")
-        return Single(
-            self._routes[topic], self._books, Reporter(self.broker), self._vigil,
-            owner=self.owner, settings=self.settings, tally=self.tally, metrics=self.metrics,
-        )  # fmt: skip
+            there = ", ".join(sorted(self._routes)) or "none"
+            raise ConfigurationError(f"topic {topic!r} has no handler; there are: {there}")
+        known = self._singles.get(topic)
+        if known is None:  # it remembers which replays have failed, so there is one
+            known = self._singles[topic] = Single(
+                self._routes[topic], self._books, Reporter(self.broker), self._vigil,
+                owner=self.owner, settings=self.settings, tally=self.tally, metrics=self.metrics,
+            )  # fmt: skip
+        return known
 
     @property
     def engine(self) -> Engine | None:

@@ -38,6 +38,12 @@ _KINDS = {
     "Outbox": "outbox",
 }
 _HOMES = ("sqlalchemy", "holdfast")
+_CLASSES = {
+    "session": "Session or AsyncSession",
+    "message": "Message",
+    "attempt": "Attempt",
+    "outbox": "Outbox",
+}
 
 
 class Injection(Layer):
@@ -85,6 +91,13 @@ def wanted_by(function: Callable[..., Any]) -> dict[str, str]:
     is annotated as something else is the user's own.
     """
     found: dict[str, str] = {}
+    name = getattr(function, "__qualname__", function)
+    for first in _parameters(function)[:1]:
+        if _kind(resolved(function, first.annotation)) in ("session", "attempt", "outbox"):
+            raise ConfigurationError(
+                f"{name}() begins with {first.name!r}: its first parameter is the payload, put "
+                f"{first.name!r} after it"
+            )
     for parameter in _parameters(function)[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -92,12 +105,17 @@ def wanted_by(function: Callable[..., Any]) -> dict[str, str]:
         what = _kind(annotation)
         if what is None and not (_is_foreign(annotation) and _has_default(parameter)):
             what = parameter.name
+            if what in _NAMES and _is_class(annotation):
+                raise ConfigurationError(
+                    f"{name}() asks for {what!r} as {annotation.__name__}, and would get something "
+                    f"else: annotate it as {_CLASSES[what]}, or call your own otherwise"
+                )
         if what in _NAMES:
             found[parameter.name] = what
         elif not _has_default(parameter):
             raise ConfigurationError(
-                f"{getattr(function, '__qualname__', function)}() asks for {parameter.name!r}, "
-                f"which nobody can give: after the payload use {', '.join(_NAMES)}, or a default"
+                f"{name}() asks for {parameter.name!r}, which nobody can give: after the payload "
+                f"use {', '.join(_NAMES)}, or a default"
             )
     return found
 
@@ -136,6 +154,12 @@ def _names(annotation: Any) -> list[str]:
     if not isinstance(annotation, type):
         return []
     return [kind.__name__ for kind in annotation.__mro__ if kind.__module__.split(".")[0] in _HOMES]
+
+
+def _is_class(annotation: Any) -> bool:
+    """Whether *annotation* is a plain class, which what is handed over would not be one of."""
+    is_protocol = getattr(annotation, "_is_protocol", False)
+    return isinstance(annotation, type) and _is_foreign(annotation) and not is_protocol
 
 
 def _is_foreign(annotation: Any) -> bool:

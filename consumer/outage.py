@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from holdfast.circuit import Breaker, Circuit
     from holdfast.consumer.witness import Witness
     from holdfast.consumer.work import Work
-    from holdfast.message import Message
 
 
 class PerhapsDown(DependencyDown):
@@ -59,33 +58,35 @@ class Outage(Layer):
         breaker = self.blamed(error)
         if breaker is None:
             return False
-        self._witness.failed(breaker, work)
-        return not self._witness.is_own_fault(work)
+        self._witness.failed(breaker, work.identity)
+        return not self._witness.is_own_fault(work.identity)
 
-    def passed(self, message: Message) -> None:
-        """Note that the dependencies served *message*."""
+    def passed(self, consumer: str, message_id: str) -> None:
+        """Note that the dependencies of *consumer* served a message."""
         for circuit in self._circuits:
-            self._witness.passed(circuit.breaker, message.id)
+            self._witness.passed(circuit.breaker, (consumer, message_id))
 
     def leave(self, call: Call) -> None:
         """Note that the message passed; a duplicate asked nobody."""
         if call.message is not None and not call.duplicate:
-            self.passed(call.message)
+            self.passed(call.consumer, call.message.id)
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Raise that the dependency is down instead, so that nothing outside blames the message.
 
-        A circuit that has served many may take longer to open than one message has retries. In
-        a run that can wait, one with an error that passes waits, until others show whose fault
-        it is. An error that nobody knows is no such excuse: it would wait for ever in a topic
-        of one key.
+        A circuit that has served many may take longer to open than one message has retries. So
+        one with an error that passes waits, until others show whose fault it is. An error that
+        nobody knows is no such excuse: it would wait for ever in a topic of one key.
         """
         if isinstance(error, CircuitOpen):
             return
         breaker, work = self.blamed(error), current_work.get()
-        if breaker is None or (work is not None and not self.excuses(work, error)):
+        if breaker is None:
+            return
+        if work is not None and not self.excuses(work, error):
+            self._witness.forget(work.identity)
             return
         if breaker.is_failing():
             raise CircuitOpen(breaker.name, None) from error
-        if call.suspends and any(circuit.is_passing(error) for circuit in self._circuits):
+        if work is not None and any(circuit.is_passing(error) for circuit in self._circuits):
             raise PerhapsDown(breaker.name) from error

@@ -107,11 +107,10 @@ class Routing:
         letters = self._letters(handler.plan, name, ordered=ordered)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits, self._witness)
+        around = self._layers(handler.plan, outage, letters)
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
-        layers = sorted(
-            [*self._layers(handler.plan, outage, letters), payload], key=lambda layer: layer.stage
-        )
+        layers = sorted([*around, payload], key=lambda layer: layer.stage)
         plan = Plan(layers, one_of_many(bare) if whole else bare, clock=self._clock)
         batch = None
         if batches is not None and self._engine is not None:

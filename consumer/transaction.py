@@ -12,7 +12,7 @@ from holdfast.classification import classify
 from holdfast.consumer.session import AnyEngine, HandlerSession, guarded
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency.aborted import note_begin, require_whole
-from holdfast.in_thread import to_the_end
+from holdfast.in_thread import done_anyway, to_the_end
 from holdfast.isolation import at_read_committed
 from holdfast.layer import Call, Layer, Stage
 
@@ -72,7 +72,10 @@ class Transaction(Layer):
     def fail(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind; a lost connection is an outage, not a failed attempt."""
         session, call.session = call.session, None
-        session.end(commit=False)
+        try:
+            session.end(commit=False)
+        except DBAPIError as lost:  # it died while the handler did something else
+            raise outage_of(lost) from error
         translated = outage_of(error)
         if translated is not error:
             raise translated from error
@@ -89,8 +92,8 @@ class Transaction(Layer):
             raise
 
     async def leave_async(self, call: Call) -> None:
-        """Commit in a thread, and to the end even if the task is cancelled meanwhile."""
-        await to_the_end(self.leave, call)
+        """Commit in a thread; a cancellation that comes meanwhile is too late."""
+        await done_anyway(asyncio.ensure_future(asyncio.to_thread(self.leave, call)))
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Roll back in a thread."""
@@ -135,14 +138,17 @@ class AsyncTransaction(Layer):
             await _end(session, commit=False)
             raise outage_of(error) from error
         try:
-            await asyncio.shield(_end(session, commit=True))
+            await done_anyway(asyncio.ensure_future(_end(session, commit=True)))
         except DBAPIError as error:
             raise outage_of(error) from error
 
     async def fail_async(self, call: Call, error: BaseException) -> None:
         """Leave nothing behind."""
         session, call.session = call.session, None
-        await asyncio.shield(_end(session, commit=False))
+        try:
+            await asyncio.shield(_end(session, commit=False))
+        except DBAPIError as lost:
+            raise outage_of(lost) from error
         translated = outage_of(error)
         if translated is not error:
             raise translated from error

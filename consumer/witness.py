@@ -7,32 +7,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.circuit import Breaker
     from holdfast.clock import Clock
-    from holdfast.consumer.work import Work
+
+    Identity = tuple[str, str]
 
 PROOF = 2
 """So many failures of a message, each after another one has passed since the failure before, and
 the fault is its own. Once is no proof: an outage begins in the midst of calls that pass."""
 
+_REMEMBERED = 10_000
+_FRESH = 3600.0
+"""Seconds after which a failure says nothing about the next one."""
+
 
 class Witness:
-    """Remembers which message passed each circuit last; shared by the handlers of a consumer."""
+    """Remembers which message passed each circuit last, and which ones fail; any thread may ask.
+
+    Shared by the handlers of a consumer. Messages are known by handler and id, so that one which
+    comes again, parked or in a loop of the user's own, goes on where it stood. Bounded.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._passed: dict[Breaker, tuple[str, float]] = {}
+        self._passed: dict[Breaker, tuple[Identity, float]] = {}
+        self._failing: dict[Identity, tuple[float, int]] = {}
 
-    def passed(self, breaker: Breaker, message_id: str) -> None:
+    def passed(self, breaker: Breaker, who: Identity) -> None:
         """Note that the dependency served a message."""
-        self._passed[breaker] = message_id, self._clock.monotonic()
+        self._passed[breaker] = who, self._clock.monotonic()
+        if self._failing:
+            self._failing.pop(who, None)
 
-    def failed(self, breaker: Breaker, work: Work) -> None:
-        """Note that it failed *work*."""
-        who, when = self._passed.get(breaker, ("", 0.0))
-        if who and who != work.message.id and when > work.failed_at > 0.0:
-            work.overtaken += 1
-        work.failed_at = self._clock.monotonic()
+    def failed(self, breaker: Breaker, who: Identity) -> None:
+        """Note that it failed a message."""
+        last, overtaken = self._failing.pop(who, (0.0, 0))
+        if self._clock.monotonic() - last > _FRESH:
+            last, overtaken = 0.0, 0
+        other, when = self._passed.get(breaker, (who, 0.0))
+        if other != who and when > last > 0.0:
+            overtaken += 1
+        while len(self._failing) >= _REMEMBERED:
+            self._failing.pop(next(iter(self._failing)), None)
+        self._failing[who] = self._clock.monotonic(), overtaken
 
-    @staticmethod
-    def is_own_fault(work: Work) -> bool:
-        """Whether *work* fails although others pass: no outage excuses it."""
-        return work.overtaken >= PROOF
+    def is_own_fault(self, who: Identity) -> bool:
+        """Whether *who* fails although others pass: no outage excuses it."""
+        return self._failing.get(who, (0.0, 0))[1] >= PROOF
+
+    def forget(self, who: Identity) -> None:
+        """Begin anew with *who*: its way has ended, and it may be sent again one day."""
+        self._failing.pop(who, None)

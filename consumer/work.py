@@ -48,10 +48,6 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """Whether it did so among few: it runs beside nothing at all."""
     outages: int = 0
     """How often in a row it was given up because something was down."""
-    failed_at: float = 0.0
-    """When a dependency failed it last, by the monotonic clock."""
-    overtaken: int = 0
-    """How many of these failures came after that dependency had served another message."""
     refused: Exception | None = None
     """Why no handler may see it: it cannot even be read."""
     waits_for: str | None = None

@@ -22,11 +22,27 @@ async def to_the_end(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await _ended(running)
+        await ended(running)
         raise
 
 
-async def _ended(running: asyncio.Future[R]) -> None:
+async def done_anyway(running: asyncio.Future[R]) -> R:
+    """Return what *running* returns, also to a task that is cancelled meanwhile.
+
+    For what cannot be taken back: a commit that has happened is no attempt that was cut off.
+    Only if it fails, the task goes on being cancelled.
+    """
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await ended(running)
+        if running.cancelled() or running.exception() is not None:
+            raise
+        return running.result()
+
+
+async def ended(running: asyncio.Future[R]) -> None:
+    """Return once *running* has ended, however often the task is cancelled meanwhile."""
     while not running.done():
         try:
             await asyncio.wait([running])

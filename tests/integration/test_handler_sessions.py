@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import pytest
 import tenacity
 from sqlalchemy import event, text
+from sqlalchemy.engine import Connection  # noqa: TC002 - a handler asks for it
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession  # noqa: TC002 - handlers ask for it
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
@@ -16,9 +17,10 @@ from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Attempt, Ending
 from holdfast.consumer.injection import wanted_by
 from holdfast.consumer.session import HandlerSession, TransactionNotYours
+from holdfast.consumer.transaction import DatabaseDown
 from holdfast.dlq import dead_letter
 from holdfast.dlq.schema import overtaken
-from holdfast.errors import PoisonMessage
+from holdfast.errors import ConfigurationError, PoisonMessage
 from holdfast.idempotency import DatabaseLeases, idempotency_key, idempotent
 from holdfast.idempotency.schema import inbox
 from holdfast.outbox import Outbox  # noqa: TC001 - handlers ask for it by annotation
@@ -126,6 +128,50 @@ def test_a_handler_that_begins_a_transaction_hears_what_to_write_instead(small: 
     assert outcome.error.verb == "session.begin()"
     assert "session.begin_nested()" in str(outcome.error)
     assert small.letters == []
+
+
+KILLS = {
+    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+    "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
+    "mariadb": ("SELECT CONNECTION_ID()", "KILL {}"),
+}
+
+
+@pytest.mark.parametrize("at", ["failure", "commit", "statement"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_connection_that_dies_under_a_handler_is_nobodys_fault(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, at: str
+) -> None:
+    """Whatever the handler does next: it is an outage, no failed attempt, and it comes again."""
+    bench = Bench(tmp_path, request.getfixturevalue(kind).database("dying"))
+    consumer, kills = bench.consumer(), [1]
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, attempts=2))
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        bench.note(session, order)
+        if not kills:
+            return
+        kills.pop()
+        mine, kill = KILLS[bench.engine.dialect.name]
+        number = session.execute(text(mine)).scalar_one()
+        with bench.engine.connect() as other:
+            other.execute(text(kill.format(number)))
+        if at == "failure":
+            raise PoisonMessage("looks like poison, but nothing can be written about it here")
+        if at == "statement":
+            bench.note(session, "never")
+
+    handler, message = consumer.handler("orders"), Message.new("orders", b"x")
+    outcome = handler.handle(message)
+    assert outcome.ending is Ending.RELEASED, outcome
+    assert isinstance(outcome.error, DatabaseDown)
+    assert handler.handle(message).ending is Ending.HANDLED
+    assert bench.effects == ["x"]
+    assert bench.attempts == bench.letters == []
+    bench.close()
 
 
 def test_what_commits_in_passing_is_refused_on_mariadb(
@@ -371,6 +417,24 @@ def test_what_a_handler_asks_for_goes_by_class() -> None:
 
     expected = {"db": "session", "box": "outbox", "own": "session", "attempt": "attempt"}
     assert wanted_by(asks) == expected
+
+
+def test_what_a_handler_asks_for_as_something_else_is_refused() -> None:
+    """It would be handed an object of another class than its author counts on."""
+
+    def counted(order: str, attempt: int) -> None: ...
+
+    def connected(order: str, session: Connection) -> None: ...
+
+    def turned(session: Session, order: str) -> None: ...
+
+    for wrong, fix in (
+        (counted, "annotate it as Attempt"),
+        (connected, "annotate it as Session or AsyncSession"),
+        (turned, "its first parameter is the payload"),
+    ):
+        with pytest.raises(ConfigurationError, match=fix):
+            wanted_by(wrong)
 
 
 def test_a_name_that_only_type_checkers_import_is_understood() -> None:

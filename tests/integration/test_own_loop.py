@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import CircuitOpen, Message, PoisonMessage
-from holdfast.circuit import CircuitPolicy, LastCalls
+from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Ending
 from holdfast.dlq import dead_letter
 from holdfast.idempotency import Ledger, idempotent
 from holdfast.message import current_message
+from holdfast.retry import Backoff, retry
 from tests.consuming import Bench, until
 
 if TYPE_CHECKING:
@@ -150,3 +151,32 @@ def test_a_message_that_ended_its_process_too_often_is_dead_lettered(bench: Benc
     assert consumer.handler("orders").handle(message).ending is Ending.DEAD_LETTERED
     assert "ProcessKilled" in bench.letters[0].error_type
     assert consumer.tally.crashed == 1
+
+
+def test_an_outage_after_many_good_calls_gives_messages_back(bench: Bench) -> None:
+    """No circuit is open yet, and nobody is dead for that; the one at fault is found out."""
+    consumer, down = bench.consumer(), []
+    breaker = Breaker("gateway of the loop", CircuitPolicy())
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.001, ceiling=0.002, attempts=2))
+    @circuit(breaker.name, breaker=breaker)
+    def handle(order: str, session: Session) -> None:
+        if down or order == "bad":
+            raise ConnectionError("no gateway")
+
+    def ending(payload: bytes) -> Ending:
+        return consumer.handler("orders").handle(Message.new("orders", payload)).ending
+
+    assert {ending(b"good") for _ in range(20)} == {Ending.HANDLED}
+    down.append("the gateway")
+    assert {ending(b"late") for _ in range(5)} == {Ending.RELEASED}
+    down.clear()
+    bad = Message.new("orders", b"bad")
+    endings = []
+    for _ in range(3):
+        endings.append(consumer.handler("orders").handle(bad).ending)
+        assert ending(b"good") is Ending.HANDLED
+    assert endings == [Ending.RELEASED, Ending.RELEASED, Ending.DEAD_LETTERED]
+    assert bench.attempts == []
