@@ -89,8 +89,8 @@ def print_table(
         if all(text.replace(",", "").isdigit() for text in texts):
             column.justify = "right"
     table = Table(*columns, title=title)
-    for texts in cells:
-        table.add_row(*map(Text, texts))
+    for row in cells:
+        table.add_row(*map(Text, row))
     out.print(table)
 
 
