@@ -333,6 +333,33 @@ def test_the_most_urgent_problem_is_on_top(desk: Desk) -> None:
     assert "muted until 20" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("list", "--limit", "9" * 20), "--limit"),
+        (("audit", "--limit", "9" * 20), "--limit"),
+        (("mute", "GROUP", "--for", "9" * 9 + "w", "--reason", "x"), "--for"),
+    ],
+)
+def test_a_number_that_no_machine_takes_is_refused(
+    desk: Desk, command: tuple[str, ...], told: str
+) -> None:
+    """With the option that is wrong, not with a traceback."""
+    desk.fail(1, ValueError("bad total"))
+    code, _, error = desk.run(*(desk.group() if word == "GROUP" else word for word in command))
+    assert code == 2
+    assert told in error
+
+
+def test_a_plan_says_what_can_be_done_about_it(desk: Desk) -> None:
+    """Whether it waits for somebody, is being sent, or has stopped."""
+    desk.fail(3, ValueError("bad total"))
+    plan = freeze(desk.engine, Selection(topic="orders"), Terms(approve_above=1), BOB).plan
+    assert "next: somebody else than bob says" in desk.run("plans", "show", plan.id)[1]
+    desk.run("plans", "approve", plan.id, "--reason", "x", "--actor", "eve")
+    assert f"next: holdfast dlq plans resume {plan.short}" in desk.run("plans", "show", plan.id)[1]
+
+
 def test_figures_that_are_not_counted_to_the_end_say_so(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
