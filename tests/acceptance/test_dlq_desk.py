@@ -117,6 +117,15 @@ def test_a_letter_tells_who_failed_and_who_closed_it_and_why(desk: Desk) -> None
     assert (found["closed"]["reason"], found["tenant"]) == ("a test", "acme")
 
 
+def test_a_letter_is_found_however_its_id_is_written(desk: Desk) -> None:
+    """Ours are lower case; an envelope of another writer may say what it likes."""
+    desk.fail(1, ValueError("bad total"))
+    assert desk.run("show", first(desk).upper())[0] == 0
+    with desk.engine.begin() as db:
+        db.execute(update(message).values(dlq_id="ABCD-1"))
+    assert desk.json("show", "ABCD")["letter"]["dlq_id"] == "ABCD-1"
+
+
 def test_credentials_in_headers_are_on_no_screen(desk: Desk) -> None:
     """A replay sends them as they were; who looks sees stars, also in what an edit changed."""
     secret = "Bearer abcdefghijklmnop"
