@@ -83,15 +83,21 @@ def print_table(
     The first *whole* columns, names that people type, are not cut on a narrow terminal;
     columns of numbers are flush right.
     """
-    cells = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
+    cells = [[plain(_written(cell)) for cell in row] for row in rows]
     columns = [Column(name, no_wrap=place < whole) for place, name in enumerate(headings)]
     for column, texts in zip(columns, zip(*cells, strict=True), strict=bool(cells)):
         if all(text.replace(",", "").isdigit() for text in texts):
             column.justify = "right"
     table = Table(*columns, title=title)
-    for texts in cells:
-        table.add_row(*map(Text, texts))
+    for row in cells:
+        table.add_row(*map(Text, row))
     out.print(table)
+
+
+def _written(cell: object) -> str:
+    if type(cell) is int:
+        return f"{cell:,}"
+    return "" if cell is None else str(cell)
 
 
 def answer(text: str, facts: dict[str, Any], *, as_json: bool) -> None:

@@ -35,7 +35,7 @@ Broker = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Limit = Annotated[int, typer.Option(min=1, help="Show at most so many.")]
+Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="Show at most so many.")]
 Topic = Annotated[str | None, typer.Option(help="Only this topic.")]
 Key = Annotated[str | None, typer.Option(help="Only this key of the topic.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the audit trail.")]

@@ -27,14 +27,14 @@ _SECRETS = re.compile(
 )
 
 
-_SECRET_NAME = re.compile(
+_CREDENTIALS = re.compile(
     r"(?i)authorization|cookie|password|passwd|secret|token|credential|api[_-]?key"
 )
 
 
-def is_secret(name: str) -> bool:
+def holds_credentials(name: str) -> bool:
     """Whether a header of this *name* holds credentials, which no screen shows."""
-    return _SECRET_NAME.search(name) is not None
+    return _CREDENTIALS.search(name) is not None
 
 
 def scrubbed(text: str) -> str:

@@ -99,6 +99,7 @@ def billing(broker: str, database: str, version: str) -> Iterator[Consumer]:
 def operator(command: str) -> int:
     """Run a command as it would be typed; return its exit code."""
     print(f"\n$ {command}", flush=True)
+    code = 0
     try:
         holdfast(shlex.split(command)[1:])
     except SystemExit as ended:

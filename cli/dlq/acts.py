@@ -212,7 +212,7 @@ def prune(
             count = pruned(engine, older_than=length, warrant=who, observe=observe)
         with engine.connect() as db:
             left = db.execute(select(func.count()).select_from(message)).scalar_one()
-        plans = prune_plans(engine, older_than=length)
+        plans = prune_plans(engine, older_than=length, warrant=who)
     text = f"deleted {count:,} closed dead letters and {plans:,} plans; {left:,} letters are left"
     answer(text, {"deleted": count, "plans": plans, "left": left}, as_json=as_json)
 

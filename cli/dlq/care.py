@@ -1,7 +1,7 @@
 """What operators say about failure groups; each word is audited."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -11,6 +11,7 @@ from holdfast.cli.dlq.opened import dead_letters, one_group, warrant
 from holdfast.cli.dlq.options import Database, seconds
 from holdfast.cli.options import Actor, Config, Json, Reason
 from holdfast.dlq.groups import Group, Groups
+from holdfast.errors import ConfigurationError
 
 Name = Annotated[str, typer.Argument(help="A failure group, or its first characters.")]
 
@@ -49,7 +50,12 @@ def mute(
     as_json: Json = False,
 ) -> None:
     """Keep a group out of alerts for a while."""
-    until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds(length, "--for"), UTC)
+    try:
+        until = datetime.now(UTC) + timedelta(seconds=seconds(length, "--for"))
+    except OverflowError as error:
+        raise ConfigurationError(
+            f"--for {length}: nobody would hear of it again, say e.g. 4h or 2d"
+        ) from error
     with dead_letters(database) as engine:
         found = Groups(engine).mute(
             one_group(engine, name).group_id, warrant(actor, reason), until=until

@@ -16,10 +16,16 @@ from holdfast.cli.dlq.opened import dead_letters, one_group
 from holdfast.cli.dlq.options import (
     ConsumerGroup,
     Database,
+    Error,
     InGroup,
+    Key,
+    Kind,
     Since,
+    Tenant,
     Topic,
     Until,
+    Version,
+    known_class,
     moment,
 )
 from holdfast.cli.dlq.progress import shown_work
@@ -42,6 +48,11 @@ def export(
     group: InGroup = None,
     topic: Topic = None,
     consumer: ConsumerGroup = None,
+    kind: Kind = None,
+    error: Error = None,
+    tenant: Tenant = None,
+    version: Version = None,
+    key: Key = None,
     since: Since = None,
     until: Until = None,
     state: Annotated[
@@ -54,6 +65,7 @@ def export(
     """Write dead letters as JSON lines or Parquet."""
     if to.suffix not in (".jsonl", ".parquet") and str(to) != "-":
         raise ConfigurationError(f"--to {to}: name a .jsonl or a .parquet file, or -")
+    known_class(kind)
     if state not in _STATES:
         raise ConfigurationError(f"--state {state}: write one of {', '.join(_STATES)}")
     with dead_letters(database) as engine:
@@ -61,6 +73,11 @@ def export(
             groups=tuple(one_group(engine, name).group_id for name in group or ()),
             topic=topic,
             consumer_group=consumer,
+            kind=kind,
+            error=error,
+            tenant=tenant,
+            version=version,
+            key=key,
             since=moment(since, "--since"),
             until=moment(until, "--until"),
             state=None if state == "any" else state,
@@ -69,8 +86,8 @@ def export(
             count = _export(engine, selection, to)
         except BrokenPipeError:
             raise  # who reads has enough, as `head` has: the command ends without a word
-        except OSError as error:
-            raise ConfigurationError(f"--to {to}: {error.strerror or error}") from error
+        except OSError as broken:
+            raise ConfigurationError(f"--to {to}: {broken.strerror or broken}") from broken
     err.print(f"exported {count:,} dead letters", highlight=False)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.cli.display import encoded, excerpt, foreign, say
 from holdfast.cli.dlq.shown import when
 from holdfast.dlq.letter import DeadLetter
-from holdfast.dlq.redaction import REDACTED, is_secret
+from holdfast.dlq.redaction import REDACTED, holds_credentials
 from holdfast.dlq.rows import CONFIRMED, PENDING
 from holdfast.dlq.vault import masked
 
@@ -92,7 +92,7 @@ def _say_whence(letter: DeadLetter, row: Any) -> None:
 def _readable(letter: DeadLetter) -> Iterator[tuple[str, bytes | None]]:
     """Yield the headers; those that hold credentials by their names show stars."""
     for name, value in letter.message.headers:
-        yield name, REDACTED.encode() if value and is_secret(name) else value
+        yield name, REDACTED.encode() if value and holds_credentials(name) else value
 
 
 def _say_protected(letter: DeadLetter) -> None:

@@ -6,7 +6,7 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sqlalchemy import inspect, select
+from sqlalchemy import inspect, or_, select
 
 from holdfast.cli.opened import existing_database, system_user
 from holdfast.database import reading
@@ -55,10 +55,12 @@ def one_group(engine: Engine, name: str) -> Group:
 
 def one_letter(engine: Engine, name: str) -> str:
     """Return the full id of the dead letter whose id begins with *name*."""
-    text = name.strip().lower()
+    text = name.strip()
     if len(text) < _SHORTEST:
         raise ConfigurationError(f"{name!r} is too short: write at least {_SHORTEST} characters")
-    query = select(message.c.dlq_id).where(message.c.dlq_id.startswith(text, autoescape=True))
+    own = message.c.dlq_id  # ours are lower case, those of other writers are as they are
+    forms = (own.startswith(one, autoescape=True) for one in {text, text.lower()})
+    query = select(own).where(or_(*forms))
     with reading(engine).connect() as db:
         found = db.execute(query.order_by(message.c.dlq_id).limit(3)).scalars().all()
     if not found:

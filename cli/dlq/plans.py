@@ -18,11 +18,12 @@ from holdfast.dlq.replay.plan import Plan, Tally
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.replay.state import ACTIVE, ItemState
+from holdfast.dlq.replay.state import ACTIVE, ENDED, ItemState
 from holdfast.dlq.schema import group
 
 app = typer.Typer(help="Watch and steer replay plans.", no_args_is_help=True)
 
+_MOST_NOTES = 5
 Name = Annotated[str, typer.Argument(help="The plan's id, or its first or last characters.")]
 
 
@@ -83,9 +84,26 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
     elif plan.owner:
         say(f"  sent by {plan.owner}")
     print_table(("state", "messages"), [(s.value, f"{n:,}") for s, n in counts.counts.items()])
-    for note in notes:
+    for note in notes[:_MOST_NOTES]:
         words = note["note"] or note["error"] or (note["again"] or "")[:12]
         say(f"  {note['dlq_id'][:8]} {note['state']}: {words}")
+    rest = counts.aside + counts[ItemState.FAILED_AGAIN] - _MOST_NOTES
+    if rest > 0:
+        say(f"  … and {rest:,} more, of which --json tells some")
+    if not is_alone:
+        _say_next(plan)
+
+
+def _say_next(plan: Plan) -> None:
+    """Say what can be done about a plan that has not ended."""
+    abort = f"holdfast dlq plans abort {plan.short} --reason …"
+    if plan.waits_for_approval:
+        say(f"next: somebody else than {plan.created_by} says  holdfast dlq plans approve "
+            f"{plan.short} --reason …")  # fmt: skip
+    elif plan.state in ACTIVE:
+        say(f"next: holdfast dlq plans pause {plan.short} --reason …, or rate, or abort")
+    elif plan.state not in ENDED:
+        say(f"next: {resuming(plan)}, or free its messages:  {abort}")
 
 
 @app.command(epilog="Example: holdfast dlq plans pause 9c41 --reason 'load on the database'")

@@ -24,6 +24,7 @@ from holdfast.cli.dlq.options import (
     Topic,
     Until,
     Version,
+    known_class,
     moment,
     seconds,
     share,
@@ -137,6 +138,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Send dead letters again to the group that failed: canary, ramp, then the rest."""
+    known_class(kind)
     policy = Policy(
         canary=canary,
         ramp=tuple(share(text) for text in ramp.split(",") if text.strip()),

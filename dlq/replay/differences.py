@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.dlq.redaction import REDACTED, is_secret
+from holdfast.dlq.redaction import REDACTED, holds_credentials
 
 if TYPE_CHECKING:
     from holdfast.message import Message
@@ -37,7 +37,7 @@ def _lines(message: Message) -> list[str]:
 
 def _readable(name: str, value: bytes | None) -> str:
     """Return the value of a header; of credentials only enough to tell that they changed."""
-    if not value or not is_secret(name):
+    if not value or not holds_credentials(name):
         return _shown(value)
     return f"{REDACTED} ({hashlib.sha256(value).hexdigest()[:8]})"
 

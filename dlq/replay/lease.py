@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, literal_column, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.replay.schema import plan
+from holdfast.dlq.audit import Audit, Warrant
+from holdfast.dlq.closing import SYSTEM
+from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import NotNow, PlanState
 from holdfast.dlq.transactions import committed
 from holdfast.errors import ConfigurationError, StaleDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from sqlalchemy import ColumnElement
     from sqlalchemy.engine import Connection, Engine
 
 _SQLITE_EPOCH = 2440587.5  # the Julian day on which POSIX time begins
 _DAY = 86400.0
+_AUDITED = {PlanState.STOPPED: "replay.stop", PlanState.DONE: "replay.done"}
 
 
 class Fenced(StaleDelivery):
@@ -92,10 +95,22 @@ class Lease:
         own = (plan.c.id == self.plan_id) & (plan.c.epoch == self.epoch)
         where = own & plan.c.state.in_(states) if states else own
         if db.execute(update(plan).where(where).values(until=until, **values)).rowcount == 1:
+            self._record(db, values)
             return True
         if db.execute(select(plan.c.epoch).where(own)).scalar() is None:
             raise Fenced(f"another sender has taken over plan {self.plan_id[-8:]}")
         return False
+
+    def _record(self, db: Connection, values: Mapping[str, Any]) -> None:
+        """Write down that the plan stopped or ended, and how: the plan itself is pruned one day."""
+        action = _AUDITED.get(values.get("state", ""))
+        if action is None:
+            return
+        counts = select(item.c.state, func.count()).where(item.c.plan_id == self.plan_id)
+        detail = {state: count for state, count in db.execute(counts.group_by(item.c.state))}  # noqa: C416 - Rows
+        why = values.get("stopped_because") or "every message has an outcome"
+        warrant = Warrant(actor=SYSTEM, reason=why)
+        Audit(clock=self.clock).append(db, warrant, action, f"plan {self.plan_id}", detail)
 
     def release(self) -> None:
         """Give the plan back, so that the next sender need not wait."""

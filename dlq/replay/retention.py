@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.audit import Audit
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import ENDED
 from holdfast.dlq.schema import message
@@ -15,14 +16,18 @@ from holdfast.dlq.transactions import committed
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.dlq.audit import Warrant
+
 _BATCH = 5_000
 
 
-def prune_plans(engine: Engine, *, older_than: float, clock: Clock = SYSTEM_CLOCK) -> int:
+def prune_plans(
+    engine: Engine, *, older_than: float, warrant: Warrant, clock: Clock = SYSTEM_CLOCK
+) -> int:
     """Delete plans that ended more than *older_than* seconds ago; return how many.
 
     While a letter of it is kept, so is the plan: it is part of what happened to the letter.
-    The audit trail keeps what was planned, by whom and why.
+    The audit trail keeps what was planned, by whom and why, and how it ended.
     """
     before = clock.now().timestamp() - older_than
     kept = (
@@ -38,11 +43,11 @@ def prune_plans(engine: Engine, *, older_than: float, clock: Clock = SYSTEM_CLOC
     with engine.connect() as db:
         names = list(db.execute(over).scalars())
     for name in names:
-        _delete(engine, name, clock)
+        _delete(engine, name, warrant, clock)
     return len(names)
 
 
-def _delete(engine: Engine, name: str, clock: Clock) -> None:
+def _delete(engine: Engine, name: str, warrant: Warrant, clock: Clock) -> None:
     """Delete a plan in short transactions, itself last."""
 
     def some(db: Connection) -> bool:
@@ -51,6 +56,7 @@ def _delete(engine: Engine, name: str, clock: Clock) -> None:
         ).scalar_one()
         if first is None:
             db.execute(delete(plan).where(plan.c.id == name))
+            Audit(clock=clock).append(db, warrant, "prune", f"plan {name}")
             return False
         below = item.c.position < first + _BATCH
         db.execute(delete(item).where(item.c.plan_id == name, below))

@@ -228,6 +228,17 @@ def test_an_export_is_json_lines_in_plain_ascii(desk: Desk, tmp_path: Path) -> N
     assert desk.run("export", "--to", str(tmp_path / "letters.xml"))[0] == 2
 
 
+def test_an_export_takes_the_filters_of_the_list(desk: Desk) -> None:
+    """What is seen is what is written."""
+    desk.fail(3, ValueError("a"))
+    desk.fail(2, KeyError("b"))
+    for filters, found in ((("--error", "KeyError"), 2), (("--key", "k0"), 2),
+                           (("--class", "unknown"), 5), (("--tenant", "x"), 0)):  # fmt: skip
+        assert len(desk.json("list", *filters)) == found
+        assert len(desk.run("export", *filters)[1].splitlines()) == found
+    assert desk.run("export", "--class", "bogus")[0] == 2
+
+
 def test_a_database_without_tables_is_told_apart_from_an_empty_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

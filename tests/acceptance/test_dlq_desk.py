@@ -117,6 +117,15 @@ def test_a_letter_tells_who_failed_and_who_closed_it_and_why(desk: Desk) -> None
     assert (found["closed"]["reason"], found["tenant"]) == ("a test", "acme")
 
 
+def test_a_letter_is_found_however_its_id_is_written(desk: Desk) -> None:
+    """Ours are lower case; an envelope of another writer may say what it likes."""
+    desk.fail(1, ValueError("bad total"))
+    assert desk.run("show", first(desk).upper())[0] == 0
+    with desk.engine.begin() as db:
+        db.execute(update(message).values(dlq_id="ABCD-1"))
+    assert desk.json("show", "ABCD")["letter"]["dlq_id"] == "ABCD-1"
+
+
 def test_credentials_in_headers_are_on_no_screen(desk: Desk) -> None:
     """A replay sends them as they were; who looks sees stars, also in what an edit changed."""
     secret = "Bearer abcdefghijklmnop"
@@ -331,6 +340,33 @@ def test_the_most_urgent_problem_is_on_top(desk: Desk) -> None:
     said = desk.run("groups")[1]
     assert "looked after by grace" in said
     assert "muted until 20" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("list", "--limit", "9" * 20), "--limit"),
+        (("audit", "--limit", "9" * 20), "--limit"),
+        (("mute", "GROUP", "--for", "9" * 9 + "w", "--reason", "x"), "--for"),
+    ],
+)
+def test_a_number_that_no_machine_takes_is_refused(
+    desk: Desk, command: tuple[str, ...], told: str
+) -> None:
+    """With the option that is wrong, not with a traceback."""
+    desk.fail(1, ValueError("bad total"))
+    code, _, error = desk.run(*(desk.group() if word == "GROUP" else word for word in command))
+    assert code == 2
+    assert told in error
+
+
+def test_a_plan_says_what_can_be_done_about_it(desk: Desk) -> None:
+    """Whether it waits for somebody, is being sent, or has stopped."""
+    desk.fail(3, ValueError("bad total"))
+    plan = freeze(desk.engine, Selection(topic="orders"), Terms(approve_above=1), BOB).plan
+    assert "next: somebody else than bob says" in desk.run("plans", "show", plan.id)[1]
+    desk.run("plans", "approve", plan.id, "--reason", "x", "--actor", "eve")
+    assert f"next: holdfast dlq plans resume {plan.short}" in desk.run("plans", "show", plan.id)[1]
 
 
 def test_figures_that_are_not_counted_to_the_end_say_so(

@@ -258,6 +258,8 @@ def test_a_plan_is_pruned_after_the_last_of_its_letters(desk: Desk) -> None:
     assert Plans(desk.engine).latest() == []
     assert count(desk.engine, item) == 0
     assert plan.total == 2
+    last = desk.audited()[0]
+    assert (last["action"], last["subject"]) == ("prune", f"plan {plan.id}")
 
 
 def test_every_act_answers_in_json(desk: Desk) -> None:

@@ -16,7 +16,7 @@ from holdfast.cli.migrations import Migrations
 from holdfast.clock import SystemClock
 from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.audit import Warrant, verify
+from holdfast.dlq.audit import Warrant, entries, verify
 from holdfast.dlq.letter import Governance
 from holdfast.dlq.replay import (
     EndingKind,
@@ -265,6 +265,28 @@ def test_a_stopped_plan_goes_on_with_another_canary(small: Shop) -> None:
         ending = small.send(plan.id)
     assert ending.kind is EndingKind.PARTLY
     assert small.items(plan.id) == {"confirmed": 37, "failed_again": 3}
+
+
+def test_what_stopped_a_plan_and_how_it_ended_is_in_the_audit(small: Shop) -> None:
+    """The plan itself is pruned one day; who asks later reads it there."""
+    small.fail(8, keys=8)
+    small.billing.broken = lambda _: True
+    plan = small.freeze()
+    with small.billing.running("orders.billing.replay"):
+        small.send(plan.id)
+        wait_until(lambda: small.items(plan.id).get("failed_again") == 3)
+        small.billing.broken = lambda _: False
+        small.plans.resume(small.plans.find(plan.id), ADA)
+        small.send(plan.id)
+    with small.engine.connect() as db:
+        made, stopped, _, done = reversed(entries(db, subject=plan.id))
+        assert verify(db).is_whole
+    assert (made.action, stopped.action, done.action) == (
+        "replay.plan", "replay.stop", "replay.done"
+    )  # fmt: skip
+    assert "canary" in stopped.reason
+    assert (stopped.actor, done.actor) == ("holdfast", "holdfast")
+    assert done.detail == {"confirmed": 5, "failed_again": 3}
 
 
 def test_a_message_that_fails_again_holds_back_the_later_ones_of_its_key(small: Shop) -> None:
