@@ -15,6 +15,7 @@ from holdfast.database import open_database
 from holdfast.dlq import StoreHome, capture
 from holdfast.dlq.audit import Warrant
 from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
+from holdfast.dlq.replay.flight import Brief
 from holdfast.dlq.replay.outgoing import Reader
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
@@ -79,7 +80,8 @@ class _Connected:
     def __init__(self, broker: Broker, some: list[Message]) -> None:
         self._broker = broker
         self._sink = broker.sink()
-        self._sink.publish(some)
+        assert isinstance(self._sink, Brief)  # as the sender publishes
+        self._sink.publish_within(some, 60.0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)

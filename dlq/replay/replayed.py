@@ -64,6 +64,8 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
     @property
     def wire(self) -> tuple[Pair, ...]:
         """All headers that the message travels with."""
+        if (texts := self.texts) is not None:
+            return tuple([(name, text.encode()) for name, text in texts])
         return tuple(wire_list(self.whole))
 
     @property
