@@ -12,12 +12,15 @@ from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.schema import message as letters
 from holdfast.message import Message
-from tests.integration.test_replay import Shop, shop, small
+from holdfast.testing import wait_until
+from tests.integration.test_replay import FAST, Shop, shop, small
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pytest
+
+    from holdfast.ports import Broker
 
 __all__ = ["shop", "small"]
 
@@ -74,3 +77,57 @@ def test_each_letter_is_read_once_however_their_sizes_differ(
     sender = Sender(small.engine, small.broker, pace=Pace(batch=60, poll_seconds=0.01))
     assert sender.run(plan.id).kind is EndingKind.UNCONFIRMED
     assert sorted(read) == list(range(500))
+
+
+class Meanwhile:
+    """A broker during whose first batch something else happens."""
+
+    def __init__(self, broker: Broker, happens: Callable[[], None]) -> None:
+        self._broker = broker
+        self._happens = [happens]
+        self.published: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def sink(self) -> Any:
+        """Return a sink that notes what it publishes."""
+        sink = self._broker.sink()
+
+        class Noting:
+            close = sink.close
+
+            def publish(_, messages: Sequence[Message]) -> Any:  # noqa: N805 - ours is outside
+                if self._happens:
+                    self._happens.pop()()
+                self.published += [message.id for message in messages]
+                return sink.publish(messages)
+
+        return Noting()
+
+
+def test_what_was_held_since_it_was_read_ahead_is_not_sent(small: Shop) -> None:
+    """Letters are read two batches before they are sent."""
+    small.fail(40, keys=40)
+    plan = small.freeze(AT_ONCE)
+    read: list[int] = []
+
+    @event.listens_for(small.engine, "after_cursor_execute")
+    def _note(_c: Any, _cursor: Any, text: str, values: Sequence[Any], _x: Any, _m: bool) -> None:
+        if "is_there" in text:
+            read.append(values[1])
+
+    def hold() -> None:
+        wait_until(lambda: 20 in read)
+        with small.engine.begin() as db:
+            held = {"state": "held", "live": None}
+            db.execute(update(item).where(item.c.position == 25).values(**held))
+
+    with small.engine.connect() as db:
+        own = select(letters.c.message_id).join(item, item.c.dlq_id == letters.c.dlq_id)
+        one = db.execute(own.where(item.c.position == 25)).scalar_one()
+    broker: Any = Meanwhile(small.broker, hold)
+    ending = Sender(small.engine, broker, pace=FAST).run(plan.id)
+    assert ending.kind is EndingKind.UNCONFIRMED
+    assert len(broker.published) == 39
+    assert one not in broker.published
