@@ -24,7 +24,7 @@ def upgrade() -> None:
     """Add what is missing: `create_tables` may have made the tables of today."""
     if context.is_offline_mode() or "seq" not in _columns():
         op.add_column(_TABLE, sa.Column("seq", sa.BigInteger))
-        op.execute(_NUMBERED)
+    op.execute(_NUMBERED)
     known = {_OLD} if context.is_offline_mode() else _indexes()
     if _NEW not in known:
         op.create_index(_NEW, _TABLE, ["plan_id", "state", "position"])
@@ -35,16 +35,17 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Refuse: nothing is gained by it."""
     raise ConfigurationError(
-        "the replay tables are not downgraded: they say what was sent and confirmed. A column and "
-        "an index more do not disturb an older version"
+        "the replay tables are not downgraded: an older version works with one column and another "
+        "index as well. Drop them by hand if they must go"
     )
 
 
 _item = sa.table(_TABLE, sa.column("dlq_id"), sa.column("seq"))
 _letter = sa.table("holdfast_dlq_message", sa.column("dlq_id"), sa.column("seq"))
-_NUMBERED = sa.update(_item).values(
-    seq=sa.select(_letter.c.seq).where(_letter.c.dlq_id == _item.c.dlq_id).scalar_subquery()
-)
+_number = sa.select(_letter.c.seq).where(_letter.c.dlq_id == _item.c.dlq_id)
+_NUMBERED = (
+    sa.update(_item).where(_item.c.seq.is_(None)).values(seq=_number.scalar_subquery())
+)  # also when it is run again after it broke off
 
 
 def _columns() -> set[str]:

@@ -12,9 +12,9 @@ from sqlalchemy import and_, bindparam, case, select
 from holdfast.binary_rows import in_binary
 from holdfast.dlq.replay.letters import named
 from holdfast.dlq.replay.marks import Stamp
-from holdfast.dlq.replay.replayed import replayed
+from holdfast.dlq.replay.replayed import NO_TIME, REST, Replayed
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.state import NOT_CLAIMED, ItemState
 from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.replay.target import Place, target_topic
 from holdfast.dlq.restoring import opened
@@ -41,25 +41,19 @@ _PARTS = (
     item.c.position.label("number"),
     item.c.dlq_id,
     (message.c.dlq_id == item.c.dlq_id).label("is_there"),
-    message.c.message_id,
     message.c.topic,
-    message.c.type,
-    message.c.source,
-    message.c.message_key,
-    case((_edited, revision.c.payload), else_=message.c.payload).label("payload"),
-    case((_edited, revision.c.headers), else_=message.c.headers).label("headers"),
-    message.c.event_at,
-    message.c.correlation_id,
-    message.c.causation_id,
-    message.c.content_type,
-    message.c.schema_ref,
-    message.c.traceparent,
     message.c.consumer_group,
-    message.c.replay_count,
     message.c.state,
     # The envelope is long, and only that of a data subject can name encrypted fields.
     case((message.c.subject.is_not(None), message.c.envelope)).label("envelope"),
+    message.c.message_id,
+    message.c.type,
+    message.c.message_key,
+    case((_edited, revision.c.payload), else_=message.c.payload).label("payload"),
+    case((_edited, revision.c.headers), else_=message.c.headers).label("headers"),
+    *(message.c[name] for name in REST),
 )
+_HEAD = len(_PARTS) - len(REST)
 _IN_RANGE = (
     item.c.plan_id == bindparam("plan"),
     item.c.position >= bindparam("start"),
@@ -85,7 +79,7 @@ _OVERTAKEN = (
     .join(overtaken, overtaken.c.dlq_id == item.c.dlq_id)
     .where(*_IN_RANGE, item.c.state == ItemState.CLAIMED)
 )
-_SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state != ItemState.CLAIMED)
+_SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state.in_(NOT_CLAIMED))
 _GONE = "its dead letter is no longer in the store: there is nothing to send"
 _is_there = itemgetter(2)
 
@@ -163,9 +157,8 @@ class Reader:
         found: list[Message] = []
         places: set[Place] = set()
         for row in rows:
-            (number, dlq_id, is_there, own_id, topic, kind, source, key, payload, headers, at,
-             correlation, causation, content, schema, trace, group, count, state,
-             envelope) = row  # fmt: skip
+            (number, dlq_id, is_there, topic, group, state, envelope, own_id, kind, key, payload,
+             headers) = row[:_HEAD]  # fmt: skip
             if not is_there:
                 unfit.append(Refusal(number, dlq_id, _GONE, holds=False))
                 continue
@@ -181,9 +174,21 @@ class Reader:
             target, stamp = self._addresses.get((topic, group)) or self._address(topic, group)
             numbers.append(number)
             ids.append(dlq_id)
-            fields = (own_id, kind, source, key, payload, headers, at, correlation, causation,
-                      content, schema, trace, dlq_id, count + 1)  # fmt: skip
-            found.append(replayed(fields, target, stamp))
+            found.append(
+                Replayed(
+                    id=own_id,
+                    topic=target,
+                    payload=payload,
+                    type=kind,
+                    key=key,
+                    time=NO_TIME,
+                    replayed=True,
+                    packed=headers,
+                    dlq_id=dlq_id,
+                    rest=row[_HEAD:],
+                    stamp=stamp,
+                )
+            )
         return Batch(
             start=start,
             end=end,

@@ -6,7 +6,6 @@ import math
 from base64 import b64encode
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,13 @@ from holdfast.message import Message
 from holdfast.staged import Staged
 from holdfast.structured import is_text
 
+REST = (
+    "event_at", "source", "schema_ref", "correlation_id", "causation_id", "traceparent",
+    "content_type", "replay_count",
+)  # fmt: skip
+"""Columns of a dead letter that only the headers of its message tell."""
+NO_TIME = datetime.fromtimestamp(0, UTC)
+"""In place of the time of a message: its headers carry the real one."""
 _NO_HEADERS = "[]"
 _VERSION = ("ce_specversion", "1.0")
 _texts = msgspec.json.Decoder(list[tuple[str, str]]).decode
@@ -27,17 +33,17 @@ _NAMES = frozenset(NAMES)
 class Replayed(Staged, frozen=True, kw_only=True, gc=False):
     """A message of which a sink needs the wire form only, as of one from an outbox.
 
-    `packed` are its own headers as the store keeps them; `rest` is time, source, schema,
-    correlation, causation, trace, content type, the dead letter's id and the replay count.
+    `packed` are its own headers as the store keeps them; `rest` are its columns `REST`.
     """
 
-    rest: tuple[float, str, str | None, str | None, str | None, str | None, str | None, str, int]
+    dlq_id: str
+    rest: tuple[float, str, str | None, str | None, str | None, str | None, str | None, int]
     stamp: Stamp
 
     @property
     def whole(self) -> Message:
         """The message with its marks."""
-        at, source, schema, correlation, causation, trace, content_type, dlq_id, count = self.rest
+        at, source, schema, correlation, causation, trace, content_type, replays = self.rest
         own = () if self.packed == _NO_HEADERS else headers_of(self.packed).pairs
         return Message(
             id=self.id,
@@ -46,7 +52,7 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
             type=self.type,
             source=source,
             key=self.key,
-            headers=Headers.received(self.stamp.on(own, dlq_id, count)),
+            headers=Headers.received(self.stamp.on(own, self.dlq_id, replays + 1)),
             time=moment(at),
             correlation_id=correlation,
             causation_id=causation,
@@ -58,12 +64,14 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
     @property
     def wire(self) -> tuple[Pair, ...]:
         """All headers that the message travels with."""
+        if (texts := self.texts) is not None:
+            return tuple([(name, text.encode()) for name, text in texts])
         return tuple(wire_list(self.whole))
 
     @property
     def texts(self) -> list[tuple[str, str]] | None:
         """What `wire` holds with its values as text, or None where they are not all text."""
-        at, source, schema, correlation, causation, trace, content_type, dlq_id, count = self.rest
+        at, source, schema, correlation, causation, trace, content_type, replays = self.rest
         key, packed = self.key, self.packed
         if "\\u0000" in packed or (key is not None and b"\0" in key):
             return None
@@ -94,26 +102,8 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
                 pairs += [pair for pair in _texts(packed) if pair[0] not in _NAMES]
             except msgspec.MsgspecError:
                 return None
-        pairs += self.stamp.texts(dlq_id, count)
+        pairs += self.stamp.texts(self.dlq_id, replays + 1)
         return pairs
-
-
-def replayed(fields: Any, topic: str, stamp: Stamp) -> Replayed:
-    """Return the message of the columns *fields*, to be sent to *topic*."""
-    (own_id, kind, source, key, payload, headers, at, correlation, causation, content, schema,
-     trace, dlq_id, count) = fields  # fmt: skip
-    return Replayed(
-        id=own_id,
-        topic=topic,
-        payload=payload,
-        type=kind,
-        key=key,
-        time=_UNKNOWN,
-        replayed=True,
-        packed=headers,
-        rest=(at, source, schema, correlation, causation, trace, content, dlq_id, count),
-        stamp=stamp,
-    )
 
 
 def _written(at: float) -> str:
@@ -132,4 +122,3 @@ def _second(second: float) -> str:
 
 _LATE = 253_402_300_799.0  # the last second of the year 9999
 _MICROS = 1_000_000
-_UNKNOWN = datetime.fromtimestamp(0, UTC)  # the headers carry the real time

@@ -60,6 +60,9 @@ class ItemState(StrEnum):
     """Cannot be replayed: masked, forgotten, closed meanwhile."""
 
 
+NOT_CLAIMED = tuple(sorted(frozenset(ItemState) - {ItemState.CLAIMED, ItemState.SENT}))
+"""Stored states of an item of which something is known: few of a plan that is being sent, and
+found by name in an index."""
 OUTCOMES = frozenset({ItemState.CONFIRMED, ItemState.FAILED_AGAIN})
 WAITING = frozenset({ItemState.CLAIMED, ItemState.UNKNOWN})
 """Stored states of an item that still has a live claim."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SECOND = 1.0
 _FIRST = 200  # messages, before anything is known about their size
+_GROWTH = 5  # so that the second batch does not wait for a whole one to be read
 _MOST_BYTES = 12 * 1024 * 1024
 """Of payloads in a batch: four of them are in memory at a time."""
 AHEAD = 2
@@ -91,5 +92,6 @@ class Stream:
         if batch.messages:
             size = sum(len(message.payload or b"") for message in batch.messages)
             average = size // len(batch.messages) + 1
-            self._size = max(1, min(self._batch, _MOST_BYTES // average))
+            more = max(self._size, len(batch.messages) * _GROWTH)
+            self._size = max(1, min(self._batch, more, _MOST_BYTES // average))
         return batch

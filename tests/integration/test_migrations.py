@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import MetaData, text
+from sqlalchemy import MetaData, column, table, text, update
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations, ddl, history
 from holdfast.cli.migrations.history import PACKAGES, VERSION_TABLE
 from holdfast.database import open_database
+from holdfast.dlq import StoreHome, capture
+from holdfast.dlq.audit import Warrant
+from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import create_tables as create_inbox_tables
+from holdfast.message import Message
 from holdfast.outbox import LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.tables import MissingTables, missing_tables
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Engine, Row
 
     from tests.servers import Postgres
 
@@ -49,8 +54,8 @@ def differences(engine: Engine) -> list[object]:
     """Compare the database with the tables in the code, as `alembic revision` would."""
     both = MetaData()
     for metadata in PACKAGES.values():
-        for table in metadata.tables.values():
-            table.to_metadata(both)
+        for one in metadata.tables.values():
+            one.to_metadata(both)
     options = {"compare_type": True, "compare_server_default": True}
     with engine.connect() as db:
         context = MigrationContext.configure(db, opts={**options, "version_table": VERSION_TABLE})
@@ -204,6 +209,55 @@ def test_a_downgrade_is_refused_before_anything_is_dropped(database: Engine) -> 
     with database.connect() as db:
         assert missing_tables(db) == []
         assert db.execute(text("SELECT count(*) FROM holdfast_outbox")).scalar() == 1
+
+
+def test_a_replay_plan_under_way_goes_on_after_the_upgrade(
+    database: Engine, tmp_path: Path
+) -> None:
+    """Its items get the numbers of their letters, and what was sent is not sent again."""
+    Migrations(database).upgrade()
+    letters = [
+        capture(Message.new("orders", b"{}", key="k", ids=lambda n=n: f"m-{n}"),
+                ValueError("bad"), group="billing", handler="shop.bill")
+        for n in range(3)
+    ]  # fmt: skip
+    StoreHome(database).put_all(letters)
+    terms = Terms(policy=Policy(canary=0, ramp=(), patience=0.01))
+    who = Warrant(actor="ada", reason="fixed")
+    plan = freeze(database, Selection(consumer_group="billing"), terms, who).plan
+    before = _rewound(database, plan.id)
+    Migrations(database).upgrade()
+    with database.connect() as db:
+        assert db.execute(text("SELECT seq FROM holdfast_replay_item ORDER BY position")).all() == (
+            before
+        )
+    assert differences(database) == []
+    broker = connect(f"sqlite:///{tmp_path}/broker.db")
+    broker.create_topic("orders", partitions=1)
+    assert Sender(database, broker).run(plan.id).kind == "unconfirmed"
+    source = broker.source(["orders.billing.replay"], group="billing")
+    assert [delivery.message.id for delivery in source.poll(10, 5.0)] == ["m-1", "m-2"]
+    source.close()
+    broker.close()
+
+
+def _rewound(database: Engine, plan_id: str) -> list[Row[Any]]:
+    """Make the tables those of dlq_0003, with one item sent; return the numbers of the letters."""
+    with database.begin() as db:
+        numbers = db.execute(text("SELECT seq FROM holdfast_replay_item ORDER BY position")).all()
+        db.execute(
+            text("UPDATE holdfast_replay_plan SET sent = 1, state = 'running' WHERE id = :id"),
+            {"id": plan_id},
+        )
+        operations = Operations(MigrationContext.configure(db))
+        item = "holdfast_replay_item"
+        operations.create_index(f"{item}_state", item, ["plan_id", "state"])
+        operations.drop_index(f"{item}_state_sent", item)
+        operations.drop_column(item, "seq")
+        versions = table(VERSION_TABLE, column("version_num"))
+        ours = versions.c.version_num == "dlq_0004"
+        assert db.execute(update(versions).where(ours).values(version_num="dlq_0003")).rowcount == 1
+    return list(numbers)
 
 
 @pytest.mark.parametrize("branch", ["consumer", "dlq", "idempotency"])

@@ -1,0 +1,133 @@
+"""A sender finds every letter of its plan, and reads it once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, event, select, update
+
+from holdfast.dlq import StoreHome, capture
+from holdfast.dlq.replay import EndingKind, Policy, Sender, Terms, stream
+from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.sender import Pace
+from holdfast.dlq.schema import message as letters
+from holdfast.message import Message
+from holdfast.testing import wait_until
+from tests.integration.test_replay import FAST, Shop, shop, small
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pytest
+
+    from holdfast.ports import Broker
+
+__all__ = ["shop", "small"]
+
+AT_ONCE = Terms(policy=Policy(canary=0, ramp=(), patience=0.01))
+
+
+def test_items_that_do_not_know_the_numbers_of_their_letters_are_sent(shop: Shop) -> None:
+    """A sender of an older version may have frozen the plan."""
+    shop.fail(12, keys=3)
+    plan = shop.freeze()
+    with shop.engine.begin() as db:
+        db.execute(update(item).where(item.c.position != 5).values(seq=None))
+        db.execute(update(item).where(item.c.position == 5).values(seq=10**9))
+    with shop.billing.running("orders.billing.replay"):
+        assert shop.send(plan.id).kind is EndingKind.CONFIRMED
+    assert shop.effects() == {f"k{key}": [key, key + 3, key + 6, key + 9] for key in range(3)}
+
+
+def test_a_letter_that_left_the_store_is_set_aside_with_the_reason(shop: Shop) -> None:
+    """Nothing can be sent of it, and nobody would ever confirm it."""
+    shop.fail(6, keys=2)
+    plan = shop.freeze()
+    with shop.engine.begin() as db:
+        db.execute(delete(letters).where(letters.c.message_id == "m-00002"))
+    with shop.billing.running("orders.billing.replay"):
+        assert shop.send(plan.id).kind is EndingKind.PARTLY
+    with shop.engine.connect() as db:
+        notes = db.execute(select(item.c.note).where(item.c.state == "skipped")).scalars().all()
+    assert len(notes) == 1
+    assert "no longer in the store" in notes[0]
+    assert shop.effects() == {"k0": [0, 4], "k1": [1, 3, 5]}
+
+
+def test_each_letter_is_read_once_however_their_sizes_differ(
+    small: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many make a batch changes with their size while the next ones are being read."""
+    monkeypatch.setattr(stream, "_MOST_BYTES", 2000)
+    StoreHome(small.engine).put_all(
+        [
+            capture(Message.new("orders", b"x" * (10 + n % 50 * 20), key=f"k{n}"),
+                    ValueError("bad"), group="billing", handler="shop.bill")
+            for n in range(500)
+        ]
+    )  # fmt: skip
+    plan = small.freeze(AT_ONCE)
+    read: list[int] = []
+
+    @event.listens_for(small.engine, "before_cursor_execute")
+    def _note(_c: Any, _cursor: Any, text: str, values: Sequence[Any], _x: Any, _m: bool) -> None:
+        if "is_there" in text:
+            read.extend(range(values[1], values[2]))
+
+    sender = Sender(small.engine, small.broker, pace=Pace(batch=60, poll_seconds=0.01))
+    assert sender.run(plan.id).kind is EndingKind.UNCONFIRMED
+    assert sorted(read) == list(range(500))
+
+
+class Meanwhile:
+    """A broker during whose first batch something else happens."""
+
+    def __init__(self, broker: Broker, happens: Callable[[], None]) -> None:
+        self._broker = broker
+        self._happens = [happens]
+        self.published: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def sink(self) -> Any:
+        """Return a sink that notes what it publishes."""
+        sink = self._broker.sink()
+
+        class Noting:
+            close = sink.close
+
+            def publish(_, messages: Sequence[Message]) -> Any:  # noqa: N805 - ours is outside
+                if self._happens:
+                    self._happens.pop()()
+                self.published += [message.id for message in messages]
+                return sink.publish(messages)
+
+        return Noting()
+
+
+def test_what_was_held_since_it_was_read_ahead_is_not_sent(small: Shop) -> None:
+    """Letters are read two batches before they are sent."""
+    small.fail(40, keys=40)
+    plan = small.freeze(AT_ONCE)
+    read: list[int] = []
+
+    @event.listens_for(small.engine, "after_cursor_execute")
+    def _note(_c: Any, _cursor: Any, text: str, values: Sequence[Any], _x: Any, _m: bool) -> None:
+        if "is_there" in text:
+            read.append(values[1])
+
+    def hold() -> None:
+        wait_until(lambda: 20 in read)
+        with small.engine.begin() as db:
+            held = {"state": "held", "live": None}
+            db.execute(update(item).where(item.c.position == 25).values(**held))
+
+    with small.engine.connect() as db:
+        own = select(letters.c.message_id).join(item, item.c.dlq_id == letters.c.dlq_id)
+        one = db.execute(own.where(item.c.position == 25)).scalar_one()
+    broker: Any = Meanwhile(small.broker, hold)
+    ending = Sender(small.engine, broker, pace=FAST).run(plan.id)
+    assert ending.kind is EndingKind.UNCONFIRMED
+    assert len(broker.published) == 39
+    assert one not in broker.published
