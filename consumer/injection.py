@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -15,6 +16,7 @@ from holdfast.layer import Call, Layer, Stage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.message import Message
     from holdfast.outbox import Outbox
 
 
@@ -22,11 +24,17 @@ class Attempt(msgspec.Struct, frozen=True):
     """Which attempt this is, over every kind of retry, crash and restart."""
 
     number: int
-    idempotency_key: str
-    """The same for every attempt of this handler at this message, or at the key that
-    `@idempotent(key=…)` makes of it: pass it to external APIs."""
+    consumer: str
+    """Group and handler."""
+    identity: str
+    """The id of the message, or the key that `@idempotent(key=…)` makes of it."""
     error: BaseException | None = None
     """Why the attempt before failed, if this process saw it."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of this handler at this identity: pass it to external APIs."""
+        return idempotency_key(self.consumer, self.identity)
 
 
 _NAMES = ("session", "message", "attempt", "outbox")
@@ -54,7 +62,8 @@ class Injection(Layer):
 
     def __init__(self, wanted: dict[str, str], *, outbox: Outbox) -> None:
         self._wanted = wanted
-        self._outbox = outbox
+        ways: dict[str, Callable[[Call], Any]] = {**_WAYS, "outbox": lambda _: outbox}
+        self._ways = [(parameter, ways[what]) for parameter, what in wanted.items()]
 
     def describe(self) -> str:
         """Say what is handed over."""
@@ -62,26 +71,28 @@ class Injection(Layer):
 
     def enter(self, call: Call) -> None:
         """Fill the keyword arguments of this attempt."""
-        for parameter, what in self._wanted.items():
-            call.kwargs[parameter] = self._value(what, call)
-
-    def _value(self, what: str, call: Call) -> Any:
-        match what:
-            case "session":
-                return call.session
-            case "message":
-                return None if call.message is None else call.message.unmarked()
-            case "outbox":
-                return self._outbox
-            case _:
-                return Attempt(call.attempt, _identity(call), call.error)
+        kwargs = call.kwargs
+        for parameter, way in self._ways:
+            kwargs[parameter] = way(call)
 
 
-def _identity(call: Call) -> str:
+def _message(call: Call) -> Message | None:
+    return None if call.message is None else call.message.unmarked()
+
+
+def _attempt(call: Call) -> Attempt:
     known = call.identity
     if known is None:
         known = "" if call.message is None else call.message.id
-    return idempotency_key(call.consumer, known)
+    return Attempt(call.attempt, call.consumer, known, call.error)
+
+
+_WAYS: dict[str, Callable[[Call], Any]] = {
+    "session": attrgetter("session"),
+    "message": _message,
+    "attempt": _attempt,
+}
+"""How each of them is had from the call."""
 
 
 def wanted_by(function: Callable[..., Any]) -> dict[str, str]:

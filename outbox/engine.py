@@ -11,11 +11,13 @@ class Step:
     """What one step did."""
 
     published: int = 0
-    """Messages that the broker took and whose rows are gone."""
+    """Messages that the broker took; their rows are gone or being deleted."""
     parked: int = 0
     """Messages set aside because the broker refused them, or one of their key before."""
     idle: bool = False
-    """Nothing was there to do; wait before the next step."""
+    """Nothing was there to do; wait before the next step, unless this one has waited itself."""
+    rested: bool = False
+    """It has waited by itself, and would have ended with the first thing to do."""
     standby: bool = False
     """Another relay is at work; this one waits to take over."""
     hindered: str | None = None

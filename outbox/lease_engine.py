@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from holdfast.message import Message
     from holdfast.outbox.shard_sinks import ShardSinks
     from holdfast.ports import Published, Sink
+
+_FEW = 16  # rows that are published without a thread: waking it would double the delay
+_SHORT_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class LeaseEngine:
         self._flight: Flight | None = None
         self._deleter = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
         self._deleting: Future[None] | None = None
+        self._going: Sequence[int] = ()
+        """What is being deleted."""
 
     @property
     def shards(self) -> int:
@@ -78,9 +83,10 @@ class LeaseEngine:
         """Read one batch while the one before it is being published, then settle that one."""
         try:
             done = Step()
-            if self._leases.due or self._pass.ended:
-                done = self._settle_flight()
-                done = done.plus(Step(published=self._begin_pass()))
+            due = self._leases.due
+            if due or self._pass.ended:
+                done = self._settle_flight(deleted=due or not self._pass.brief)
+                done = done.plus(Step(published=self._begin_pass(due=due)))
             if not self._leases.owned:
                 return Step(published=done.published, parked=done.parked, idle=True, standby=True)
             return self._advance(done)
@@ -90,12 +96,13 @@ class LeaseEngine:
                 self._leases.drop()
             raise
 
-    def _begin_pass(self) -> int:
+    def _begin_pass(self, *, due: bool) -> int:
         """Start from the lowest row; return how many released events were published."""
-        if self._leases.due:
+        if due:
+            self._pass.end()
             self._leases.renew()
-        self._pass.end()
         if not self._leases.owned:
+            self._pass.end()
             return 0
         self._delays.move()
         released = self._parking.refresh(self._leases, self._sink)
@@ -103,7 +110,12 @@ class LeaseEngine:
         return released
 
     def _advance(self, done: Step) -> Step:
+        brief = self._pass.brief
+        # Asked for before: a deletion may end between the moment that is read and this one.
+        going = set(self._going) if brief else ()
         rows = self._pass.read()
+        if going:
+            rows = [row for row in rows if row.seq not in going]
         ready: list[Message] = [staged(row) for row in rows]  # while the batch before is on its way
         outcome = self._landed()
         parked = 0
@@ -122,12 +134,24 @@ class LeaseEngine:
         self._delete_meanwhile(outcome.done)
         done = done.plus(Step(published=len(outcome.done), parked=len(outcome.refused) + parked))
         if self._pass.ended:
-            done = done.plus(self._settle_flight())
-        return replace(done, idle=not (rows or done.published or done.parked))
+            done = done.plus(self._settle_flight(deleted=not brief))
+        is_idle = not (rows or done.published or done.parked)
+        if is_idle and self._deleting is not None:
+            wait([self._deleting], _SHORT_SECONDS)
+            return replace(done, rested=True)
+        return replace(done, idle=is_idle)
 
     def _send(self, rows: list[Row], ready: list[Message]) -> None:
         messages = ready if len(rows) == len(ready) else [staged(row) for row in rows]
-        self._flight = Flight(rows, self._publisher.submit(self._sink.publish, messages))
+        if not self._pass.ended or len(rows) > _FEW:
+            self._flight = Flight(rows, self._publisher.submit(self._sink.publish, messages))
+            return
+        results: Future[list[Published]] = Future()  # with nothing to do meanwhile
+        try:
+            results.set_result(self._sink.publish(messages))
+        except Exception as error:  # noqa: BLE001 - raised when it lands, as from the thread
+            results.set_exception(error)
+        self._flight = Flight(rows, results)
 
     def _landed(self) -> Outcome:
         """Wait for the batch in flight; what was refused of it is parked when this returns.
@@ -146,11 +170,15 @@ class LeaseEngine:
             raise outcome.outage
         return outcome
 
-    def _settle_flight(self) -> Step:
-        """Wait for the batch in flight and delete what the broker took of it."""
+    def _settle_flight(self, *, deleted: bool = True) -> Step:
+        """Wait for the batch in flight and delete what the broker took of it.
+
+        Not *deleted* yet, its rows are left out by a brief pass that still sees them.
+        """
         outcome = self._landed()
         self._delete_meanwhile(outcome.done)
-        self._deleted()
+        if deleted or (self._deleting is not None and self._deleting.done()):
+            self._deleted()
         return Step(published=len(outcome.done), parked=len(outcome.refused))
 
     def _delete_meanwhile(self, seqs: Sequence[int]) -> None:
@@ -160,17 +188,18 @@ class LeaseEngine:
         is waited for before the next begins, so nothing is read twice. SQLite has one writer
         for all and gains nothing by it.
         """
-        self._deleted()
         if not seqs:
             return
+        self._deleted()
         if self._engine.dialect.name == "sqlite":
             self._delete(seqs)
         else:
+            self._going = seqs
             self._deleting = self._deleter.submit(self._delete, seqs)
 
     def _deleted(self) -> None:
         """Return once nothing is being deleted; what went wrong with it is raised here."""
-        deleting, self._deleting = self._deleting, None
+        deleting, self._deleting, self._going = self._deleting, None, ()
         if deleting is not None:
             deleting.result()
 
@@ -187,7 +216,7 @@ class LeaseEngine:
         flight, self._flight = self._flight, None
         if flight is not None and not flight.results.cancel():
             flight.results.exception()  # nothing may be on its way when the next one begins
-        deleting, self._deleting = self._deleting, None
+        deleting, self._deleting, self._going = self._deleting, None, ()
         if deleting is not None:
             deleting.exception()  # it failed: its rows are read again
         self._pass.end()

@@ -33,6 +33,7 @@ log = logging.getLogger("holdfast.outbox")
 REFUSED, BEHIND, RELEASED = "refused", "behind", "released"
 _LOOK_SECONDS, _MOST = 0.5, 1000
 _REST = 10  # looking takes a tenth of the time at most
+_ONE = select(parked.c.seq).limit(1)
 _COPIED = [column.name for column in outbox.columns]
 
 
@@ -61,6 +62,9 @@ class Parking:
         if now - self._looked < self._pause and self._shards is leases.owned:
             return 0
         self._shards = leases.owned
+        if not self._any():
+            self._keys, self._looked, self._pause = set(), now, _LOOK_SECONDS
+            return 0
         with self._engine.connect() as db:
             released = self._released(db, leases)
         published = self._publish(leases, sink, released)
@@ -76,6 +80,11 @@ class Parking:
         # With very many of them a look takes long; the other keys must not wait for it.
         self._pause = max(_LOOK_SECONDS, _REST * (self._clock.monotonic() - now))
         return published
+
+    def _any(self) -> bool:
+        """Whether anything is parked at all; a quick look, for the next event waits for it."""
+        with self._engine.connect() as db:
+            return db.execute(_ONE).first() is not None
 
     def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
         """Return the rows to publish and those that wait behind a parked one of their key."""

@@ -63,7 +63,7 @@ class Relay:
         self.engine = engine
         self.health = Health()
         self._backoff = Backoff(first=0.1, ceiling=15) if backoff is None else backoff
-        self._idle = Backoff(first=0.001, ceiling=0.02) if idle is None else idle
+        self._idle = Backoff(first=0.0005, ceiling=0.02, factor=1.25) if idle is None else idle
         self._clock = clock
         self._observer = observer
         self._stop = threading.Event()
@@ -74,7 +74,7 @@ class Relay:
         try:
             while not self._stop.is_set():
                 step = self._step()
-                idle = idle + 1 if step is not None and step.idle else 0
+                idle = idle + 1 if step is not None and step.idle and not step.rested else 0
                 if idle:
                     self._clock.wait(self._stop, self._idle.longest(idle))
         finally:

@@ -26,6 +26,9 @@ class TablePass:
     read already, would be passed by, and the next event of its key, committed after it,
     would be read first. What commits during a pass waits for the next, which starts from
     the bottom again.
+
+    While there is little to read a pass is *brief*: one statement, which sees one moment by
+    itself, on a connection that is kept. It takes a third of the time.
     """
 
     def __init__(self, engine: Engine, leases: Leases, *, batch: int) -> None:
@@ -40,14 +43,17 @@ class TablePass:
         self._after = 0
         self._batches = 0
         self.ended = True
+        self.brief = False
+        """Whether the next pass is one, or this one."""
 
     def begin(self) -> None:
         """Start from the lowest row, with a new snapshot."""
-        self.end()
+        if not self.brief:
+            self.end()
         self._after, self._batches, self.ended = 0, 0, False
-        if self._frozen:
-            frozen = {"isolation_level": "REPEATABLE READ"}
-            self._db = self._engine.connect().execution_options(**frozen)
+        if self._frozen and self._db is None:
+            level = "AUTOCOMMIT" if self.brief else "REPEATABLE READ"
+            self._db = self._engine.connect().execution_options(isolation_level=level)
 
     def read(self) -> list[Row]:
         """Return the next rows; a short batch, or many of them, end the pass."""
@@ -60,15 +66,19 @@ class TablePass:
             rows = read_rows(db, self._sql["read_all" if everything else "read"], where)
         self._portion.came(len(rows), size_of(rows))
         self._batches += 1
-        if len(rows) < most or self._batches >= _BATCHES:
+        is_short = len(rows) < most
+        if self.brief and is_short:
+            self.ended = True
+        elif self.brief or is_short or self._batches >= _BATCHES:
             self.end()
+            self.brief = is_short and self._frozen
         else:
             self._after = rows[-1].seq
         return rows
 
     def end(self) -> None:
         """Let the snapshot go; the next `begin` takes a new one."""
-        self.ended = True
+        self.ended, self.brief = True, False
         db, self._db = self._db, None
         if db is not None:
             db.close()

@@ -113,7 +113,6 @@ class Cdc:
         self._has_streamed = False
         self._snapshot: TableSnapshot | None = None
         self._reading: Reading[list[Message]] | None = None
-        self._idle = False
 
     @property
     def progress(self) -> int | None:
@@ -223,9 +222,7 @@ class Cdc:
             shipment.send(reading.take() if fresh else None)
         reading.confirm(shipment.finished)
         busy = received or published or shipment.unsettled
-        was_idle, self._idle = self._idle, not busy and reading.caught_up
-        # Said once: this step waits by itself, and a longer wait would delay the next event.
-        return Step(published=published, idle=self._idle and not was_idle)
+        return Step(published=published, idle=not busy and reading.caught_up, rested=True)
 
     def _let_go(self) -> None:
         for part in (self._snapshot, self._reading):

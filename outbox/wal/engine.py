@@ -107,7 +107,6 @@ class WalEngine:
         self._ahead: Batch | None = None
         """The next rows of the table, read while those before them are being published."""
         self._reading: Reading[Batch] | None = None
-        self._idle = False
         self._stranger = Stranger(clock=clock)
 
     @property
@@ -237,9 +236,7 @@ class WalEngine:
             self._let_go()
             return step
         busy = received or step.published or step.parked or self._dispatch.busy
-        was_idle, self._idle = self._idle, not busy and reading.caught_up
-        # Said once: this step waits by itself, and a longer wait would delay the next event.
-        return replace(step, idle=self._idle and not was_idle)
+        return replace(step, idle=not busy and reading.caught_up, rested=True)
 
     def _sendable(self, reading: Reading[Batch]) -> bool:
         return reading.waiting and not self._dispatch.busy and not self._cleaner.behind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
+import select
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -76,9 +76,9 @@ class Stream:
         except BaseException:
             connection.close()
             raise
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
-        self._selector.register(waker.descriptor, selectors.EVENT_READ)
+        self._poll = select.poll()
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        self._poll.register(waker.descriptor, select.POLLIN)
 
     def receive(self, taking: Taking[object]) -> int:
         """Pass on what has arrived, until *taking* is full; return how many messages."""
@@ -133,13 +133,13 @@ class Stream:
 
     def wait(self, seconds: float) -> bool:
         """Return as soon as something arrives or the waker is called; False after *seconds*."""
-        ready = bool(self._selector.select(seconds))
-        self._waker.clear()
-        return ready
+        ready = self._poll.poll(seconds * 1000)
+        if ready and any(descriptor == self._waker.descriptor for descriptor, _ in ready):
+            self._waker.clear()
+        return bool(ready)
 
     def close(self) -> None:
         """End the stream; the slot stays where it was confirmed."""
-        self._selector.close()
         self._connection.close()
 
 

@@ -58,6 +58,11 @@ class NullSink:
         refused = Published(MessageTooLarge(2, 1))
         return [refused if m.key in self.refuse else Published() for m in messages]
 
+    @property
+    def keys(self) -> list[str | None]:
+        """The keys of what it took."""
+        return [message.key_text for message in self.taken]
+
     def close(self) -> None: ...
 
 
@@ -100,6 +105,43 @@ def test_what_was_committed_is_published_in_order_and_deleted(engine: Engine) ->
         assert [m.payload for m in sink.taken if m.key == key] == [
             b'{"n":%d}' % n for n in range(30)
         ]
+
+
+def test_what_came_all_at_once_after_a_pause_is_published_in_order(engine: Engine) -> None:
+    """A pass over a table with little in it reads one batch; the next one reads the rest."""
+    sink = NullSink()
+    moving = LeaseEngine(engine, sink, batch=3)
+    for _ in range(3):
+        while not moving.step().idle:
+            pass
+        stage(engine, 10)
+    assert Relay(moving).run_once() == 10
+    assert [m.payload for m in sink.taken] == [b'{"n":%d}' % n for n in range(10)] * 3
+    assert size(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["postgres", "mariadb"], indirect=True)
+def test_an_event_does_not_wait_until_those_before_it_are_deleted(engine: Engine) -> None:
+    """They are published once all the same, although the next pass still sees them."""
+    sink, terms = NullSink(), LeaseTerms(seconds=60)
+    moving = LeaseEngine(engine, sink, terms=terms)
+    while not moving.step().idle:
+        pass
+    relay = Relay(moving)
+    thread = threading.Thread(target=relay.run)
+    try:
+        with engine.connect() as db:
+            db.execute(select(shard).with_for_update())  # no deletion passes this
+            thread.start()
+            for key in ("a", "b"):
+                stage(engine, 1, key)
+                wait_until(lambda key=key: sink.keys[-1:] == [key], what=f"{key} is published")
+            assert size(engine) == 2
+        wait_until(lambda: size(engine) == 0, what="both are deleted")
+    finally:
+        relay.stop()
+        thread.join(30)
+    assert sink.keys == ["a", "b"]
 
 
 def test_a_relay_whose_lease_was_taken_deletes_nothing(engine: Engine) -> None:
@@ -343,8 +385,12 @@ def test_a_relay_that_runs_for_months_forgets_the_others_that_died(engine: Engin
 def test_looking_at_very_many_parked_events_is_done_less_often(engine: Engine) -> None:
     """Ten times as long as a look takes is left for everything else."""
     clock = VirtualClock()
-    moving = LeaseEngine(engine, NullSink(), clock=clock)
+    sink = NullSink()
+    sink.refuse.add(b"k")
+    stage(engine, 1)
+    moving = LeaseEngine(engine, sink, clock=clock)
     moving.step()
+    assert size(engine, parked) == 1
     released, looks = moving._parking._released, []
 
     def slow(*args: Any) -> Any:
