@@ -1,4 +1,4 @@
-"""READ COMMITTED for transactions of ours and of handlers, whatever the engine's own level.
+"""Isolation levels of our transactions and of handlers', whatever the engine's own level.
 
 SQLAlchemy's option for it asks a MySQL server twice outside of its own error handling: when a
 connection is taken and when it is given back, even after the commit. A server that has died would
@@ -35,6 +35,19 @@ def at_read_committed(engine: AnyEngine) -> AnyEngine:
         event.listen(target, "begin", _say)
         return own
     return engine.execution_options(isolation_level=_LEVEL)
+
+
+def at_one_moment(engine: Engine) -> Connection:
+    """Return a connection whose queries all see the moment of the first; the caller closes it."""
+    if not _is_told_by_statement(engine):
+        return engine.connect().execution_options(isolation_level="REPEATABLE READ")
+    db = engine.connect()
+    try:
+        db.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def for_transaction(engine: Engine) -> Engine:

@@ -16,6 +16,7 @@ from sqlalchemy import BigInteger, cast, func, literal, select
 from holdfast.database import reading
 from holdfast.dlq.schema import change, hit, hour
 from holdfast.dlq.tally import HOUR, KINDS, OPENING
+from holdfast.isolation import at_one_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,9 +43,8 @@ class Unfolded:
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
     """Yield a connection that sees one moment, whatever others commit meanwhile."""
-    if engine.dialect.name != "sqlite":
-        engine = engine.execution_options(isolation_level="REPEATABLE READ")
-    with reading(engine).connect() as db:
+    own = reading(engine)
+    with own.connect() if engine.dialect.name == "sqlite" else at_one_moment(own) as db:
         if db.dialect.name == "postgresql":
             # The planner cannot know how few groups there are, and would sort a million changes.
             db.execute(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown
+from holdfast.isolation import at_read_committed
 from holdfast.outbox.delays import Delays
 from holdfast.outbox.deletion import delete_rows
 from holdfast.outbox.engine import Step
@@ -60,7 +61,7 @@ class LeaseEngine:
         batch: int = 2000,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._engine = _read_committed(engine)
+        self._engine = at_read_committed(engine)
         self._clock = clock
         self._leases = Leases(self._engine, terms, clock=clock)
         self._sink = LeasedSink(sink, self._leases)
@@ -230,10 +231,3 @@ class LeaseEngine:
             self._publisher.shutdown()
             self._deleter.shutdown()
             self._leases.release()
-
-
-def _read_committed(engine: Engine) -> Engine:
-    # Locks and leases must see what others committed meanwhile; SQLite knows only one kind.
-    if engine.dialect.name == "sqlite":
-        return engine
-    return engine.execution_options(isolation_level="READ COMMITTED")

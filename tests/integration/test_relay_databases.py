@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from tests.servers import Postgres
+    from tests.servers import MariaDB, Postgres
 
 
 def test_a_database_that_became_read_only_is_waited_for(postgres: Postgres) -> None:
@@ -56,6 +57,57 @@ def test_a_database_that_became_read_only_is_waited_for(postgres: Postgres) -> N
     relay.stop()
     thread.join(30)
     engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_connections_that_die_at_any_moment_are_waited_out(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Idle in the pool, in a query or while one is taken: the relay goes on by itself."""
+    server: Postgres | MariaDB = request.getfixturevalue(kind)
+    url = server.database("relay_cut")
+    engine, other = open_database(url), open_database(url)
+    create_tables(engine)
+    broker = connect("memory:")
+    broker.create_topic("t")
+    relay = Relay(LeaseEngine(engine, broker.sink(), terms=LeaseTerms(seconds=1)),
+                  backoff=Backoff(first=0.01, ceiling=0.1))  # fmt: skip
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    for n in range(1, 31):
+        _kill_connections(other)
+        with other.begin() as db:
+            Outbox().add(db, {}, topic="t")
+        wait_until(
+            lambda n=n: relay.health.published >= n or not thread.is_alive(),
+            what=f"event {n} is published",
+        )
+        assert thread.is_alive()
+    relay.stop()
+    thread.join(30)
+    engine.dispose()
+    other.dispose()
+
+
+_KILLS = {
+    "postgresql": text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ),
+    "mysql": text(
+        "SELECT id FROM information_schema.processlist"
+        " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+    ),
+}
+
+
+def _kill_connections(engine: Engine) -> None:
+    """End every connection to the database but our own."""
+    with engine.connect() as db:
+        for (number,) in db.execute(_KILLS[engine.dialect.name]).all():
+            if engine.dialect.name == "mysql":
+                with suppress(OperationalError):  # it ended by itself
+                    db.execute(text("KILL :id"), {"id": number})
 
 
 def _read_only(engine: Engine, state: str) -> None:
