@@ -177,7 +177,7 @@ def test_a_relay_parks_what_kafka_refuses_and_everything_else_flows(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Nothing is taken for an outage, nothing is published twice for it."""
+    """Nothing is taken for an outage, and nothing of another key waits for it."""
     url = f"sqlite:///{tmp_path}/shop.db"
     if kind == "wal":
         url = request.getfixturevalue("postgres").database(f"refused_{new_id()[-12:]}")
