@@ -7,8 +7,8 @@ import typer
 from holdfast.cli.late import Late, LateGroup, add_late
 
 HELP = (
-    "See what failed and why, try the fix, replay it safely. The usual way: stats, groups, show, "
-    "simulate, replay --dry-run, replay, audit --verify."
+    "See what failed and why, try the fix, replay it safely.\n\n"
+    "The usual way: stats, groups, show, simulate, replay --dry-run, replay, audit --verify."
 )
 EXITS = (
     "Exit codes: 0 done · 1 nothing found, or the answer is no · 2 fix the command or its "
