@@ -40,6 +40,10 @@ class Brief(Protocol):
         """Do as `publish`, within *seconds*; results need not tell where a message is."""
         ...
 
+    def prepare(self) -> None:
+        """Get ready for that, so that the first call need not."""
+        ...
+
 
 def failures(results: Sequence[Published]) -> list[tuple[int, HoldfastError]]:
     """Return the places and errors of what was not published."""
@@ -58,6 +62,7 @@ class Publisher:
         self._publish = sink.publish
         if isinstance(sink, Brief):  # as long as it takes: its own settings say when to give up
             self._publish = partial(sink.publish_within, seconds=math.inf)
+            sink.prepare()
         self._thread = thread
         self._clock = clock
         self._meanwhile = meanwhile
