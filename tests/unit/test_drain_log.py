@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def test_a_drain_is_told_with_rate_and_remaining_time(caplog: pytest.LogCaptureFixture) -> None:
     """Once in ten seconds, and once more when it is over."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "holdfast.cli")
     clock, left = VirtualClock(), 5_000_000
     drain = DrainLog(lambda: left, clock=clock)
     for _ in range(20):
@@ -40,7 +40,7 @@ def test_a_drain_is_told_with_rate_and_remaining_time(caplog: pytest.LogCaptureF
 
 def test_a_relay_without_a_backlog_asks_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """An idle one does not even count the rows."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "holdfast.cli")
     clock, asked = VirtualClock(), []
     drain = DrainLog(lambda: len(asked.append(1) or asked), clock=clock)  # type: ignore[func-returns-value]
     for _ in range(50):
