@@ -76,3 +76,9 @@ class Caps:
     """Bytes of headers that the adapter takes; None: bounded by `max_message` alone."""
     replay: bool = False
     """`seek` moves a group to an offset or a time."""
+    late_groups: bool = False
+    """A new group also gets what was published before it came, as far as that is still kept.
+
+    Else it gets what is published once `create_group`, or its first source, has returned: make
+    groups before the first message is published.
+    """

@@ -223,6 +223,23 @@ class Broker(Protocol):
         """Make sure that *topic* exists; an existing one is left as it is."""
         ...
 
+    def create_group(self, topic: str, group: str) -> None:
+        """Make sure that what is published to *topic* from now on is kept for *group*.
+
+        Nobody need be a member yet. Done again it changes nothing; a topic that does not
+        exist is made where that is allowed, else it is `UnknownTopic`.
+        """
+        ...
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *group* gets what is published to *topic* from now on.
+
+        With `Caps.late_groups` it does as soon as the topic exists; without, once
+        `create_group` or the group's first source has returned. The broker is asked each
+        time, and nothing is made.
+        """
+        ...
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return how many messages *group* has not yet settled, by lane."""
         ...

@@ -56,9 +56,7 @@ def ready(broker: Broker, topic: str, group: str = COLLECTOR, *, like: str | Non
         except HoldfastError as error:
             log.warning("topic %s has no room for large messages: %s", topic, error)
             broker.create_topic(topic)
-    create_group: Callable[[str, str], object] | None = getattr(broker, "create_group", None)
-    if create_group is not None:
-        create_group(topic, group)
+    broker.create_group(topic, group)
 
 
 class TopicHome:

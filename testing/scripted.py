@@ -82,6 +82,14 @@ class ScriptedBroker:
         """Make sure that *topic* exists."""
         self.wrapped.create_topic(topic, partitions=partitions)
 
+    def create_group(self, topic: str, group: str) -> None:
+        """Make sure that what is published to *topic* from now on is kept for *group*."""
+        self.wrapped.create_group(topic, group)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *group* gets what is published to *topic* from now on."""
+        return self.wrapped.has_group(topic, group)
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return how many messages *group* has not yet settled, by lane."""
         return self.wrapped.lag(group, topics)

@@ -10,6 +10,7 @@ from holdfast.brokers.embedded.settings import EmbeddedSettings
 from holdfast.brokers.embedded.sink import EmbeddedSink
 from holdfast.brokers.embedded.source import EmbeddedSource
 from holdfast.brokers.embedded.topics import Topics
+from holdfast.brokers.groups import named
 from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
 from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
@@ -45,6 +46,7 @@ class EmbeddedBroker:
             transactions=True,
             max_message=settings.max_message,
             replay=True,
+            late_groups=True,
         )
 
     def sink(self, **native: Any) -> Sink:
@@ -75,6 +77,18 @@ class EmbeddedBroker:
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its partitions."""
         self._topics.create(topic, partitions)
+
+    def create_group(self, topic: str, group: str) -> None:
+        """Note that *group* reads *topic* from its beginning: `prune` keeps it for the group."""
+        named(topic, group)
+        rows = [(group, lane_id) for lane_id in self._topics.lanes(topic).values()]
+        with self._db.write() as db:
+            db.executemany("INSERT OR IGNORE INTO hf_cursor (grp, lane) VALUES (?, ?)", rows)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *topic* exists: every group starts at its beginning."""
+        named(topic, group)
+        return bool(self._topics.find(topic))
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""

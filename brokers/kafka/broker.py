@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.groups import named
 from holdfast.brokers.kafka.cluster import Cluster
 from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.brokers.kafka.sink import KafkaSink
@@ -53,6 +54,7 @@ class KafkaBroker:
             fencing=True,
             max_message=self._driver.limit({}),
             replay=True,
+            late_groups=True,
         )
 
     def sink(self, *, transactional_id: str | None = None, **native: Any) -> Sink:
@@ -118,6 +120,16 @@ class KafkaBroker:
     def larger_sink(self, more: int) -> Sink:
         """Return a sink whose messages may have *more* bytes than those of the others."""
         return self.sink(**self._driver.larger(more))
+
+    def create_group(self, topic: str, group: str) -> None:
+        """Make sure that *topic* exists: its log keeps messages for groups yet to come."""
+        named(topic, group)
+        self._cluster.lanes(topic)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *topic* exists: a new group starts at its beginning."""
+        named(topic, group)
+        return self._cluster.exists(topic)
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the distance from what *group* committed to the end, of every lane.

@@ -83,6 +83,12 @@ class Cluster:
             raise UnknownTopic(topic, "create it with broker.create_topic()")
         return tuple(Lane(topic, partition) for partition in found)
 
+    def exists(self, topic: str) -> bool:
+        """Return whether there is such a *topic* now."""
+        _check(topic)
+        with self.admin() as admin:
+            return admin.partitions(topic) is not None
+
     def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
         """Make sure that *topic* exists, and return when it can be used."""
         _check(topic)

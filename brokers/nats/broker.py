@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.groups import named
 from holdfast.brokers.nats.connection import Address, Connection
 from holdfast.brokers.nats.courier import Courier
 from holdfast.brokers.nats.group import Me
@@ -58,6 +59,7 @@ class NatsBroker:
             max_message=self._settings.max_message,
             max_headers=_MOST_HEADERS,
             replay=True,
+            late_groups=True,
         )
 
     def sink(self, **native: Any) -> Sink:
@@ -135,6 +137,16 @@ class NatsBroker:
         streams = Topics(self._jetstream(self._shared()), self._settings)
         if streams.find(topic) is None:
             streams.create(topic, partitions)
+
+    def create_group(self, topic: str, group: str) -> None:
+        """Make sure that *topic* exists: its stream keeps messages for groups yet to come."""
+        named(topic, group)
+        Topics(self._jetstream(self._shared()), self._settings).lanes(topic)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *topic* exists: every group starts at its beginning."""
+        named(topic, group)
+        return Topics(self._jetstream(self._shared()), self._settings).find(topic) is not None
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""

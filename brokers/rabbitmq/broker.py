@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.groups import named
 from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.line import Line
 from holdfast.brokers.rabbitmq.settings import RabbitSettings
@@ -81,10 +82,15 @@ class RabbitBroker:
 
     def create_group(self, topic: str, group: str) -> None:
         """Make sure that *group* gets what is published to *topic* from now on."""
-        if not topic or not group:
-            raise ConfigurationError(f"create_group({topic!r}, {group!r}): name both")
+        named(topic, group)
         with self._turn:
             self._topology().create_group([topic], group)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *group* has its queues: only then is anything kept for it."""
+        named(topic, group)
+        with self._turn:
+            return self._topology().has_group(topic, group)
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what waits in the queues of *group*, and what sources of this object hold.

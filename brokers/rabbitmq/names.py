@@ -66,7 +66,7 @@ def hungry(topic: str, group: str) -> str:
 
 
 def ready(topic: str, group: str) -> str:
-    """Return the name of the queue that says that *group*'s queues are old enough."""
+    """Return the name of the queue that says that *group*'s queues are bound, and old enough."""
     return _checked(f"{_safe(topic)}:{_safe(group)}:ready")
 
 

@@ -80,19 +80,26 @@ class Topology:
             for topic, count in lanes.items()
             for partition in range(count)
         }
-        markers = [names.ready(topic, group) for topic in lanes] if self._settings.maturity else []
-        is_new = not all(self._exists(marker) for marker in markers)
+        new = [topic for topic in lanes if not self._exists(names.ready(topic, group))]
         for queue in queues:
             self.control.call("queue_declare", queue=queue, durable=True, arguments=names.LANE)
-        if is_new:
+        if new and self._settings.maturity:
             _log.info("group %s is new: waiting %g s", group, self._settings.maturity)
             self._clock.sleep(self._settings.maturity)
         for queue, (topic, key) in queues.items():
             self.control.call("queue_bind", queue=queue, exchange=topic, routing_key=key)
-        if is_new:
-            for marker in markers:
-                self.control.call("queue_declare", queue=marker, durable=True)
+        for topic in new:
+            self.control.call("queue_declare", queue=names.ready(topic, group), durable=True)
         return lanes
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *group* has its queues of *topic*, and they are bound."""
+        lanes = self.find(topic)
+        if lanes is None:
+            return False
+        queues = [names.lane_queue(topic, group, lane) for lane in range(lanes)]
+        # The last one is made when all the others are bound.
+        return all(self._exists(queue) for queue in [*queues, names.ready(topic, group)])
 
     def waiting(self, queue: str) -> int:
         """Return how many messages of *queue* are with no member; a missing one has none."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.groups import named
 from holdfast.brokers.redis import server
 from holdfast.brokers.redis.doorbell import Doorbell
 from holdfast.brokers.redis.keys import Keys
 from holdfast.brokers.redis.ledger import Ledger
 from holdfast.brokers.redis.link import Link, connections, evaluation
 from holdfast.brokers.redis.membership import Membership
-from holdfast.brokers.redis.scripts import PRUNE
+from holdfast.brokers.redis.scripts import INTRODUCE, PRUNE
 from holdfast.brokers.redis.settings import RedisSettings
 from holdfast.brokers.redis.sink import RedisSink
 from holdfast.brokers.redis.source import RedisSource
@@ -61,6 +62,7 @@ class RedisBroker:
             transactions=True,
             max_message=self._settings.max_message,
             replay=True,
+            late_groups=True,
         )
 
     def sink(self, **native: Any) -> Sink:
@@ -103,6 +105,19 @@ class RedisBroker:
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its lanes."""
         self._topics.create(topic, partitions)
+
+    def create_group(self, topic: str, group: str) -> None:
+        """Note that *group* reads *topic* from its beginning: `prune` keeps it for the group."""
+        named(topic, group)
+        lanes = [Lane(topic, number) for number in range(self._topics.lanes(topic))]
+        self._link.calls(
+            [evaluation(INTRODUCE, (self.keys.stream(lane),), group) for lane in lanes]
+        )
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether *topic* exists: every group starts at its beginning."""
+        named(topic, group)
+        return bool(self._topics.known([topic]))
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""

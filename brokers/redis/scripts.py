@@ -200,6 +200,13 @@ redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[3])
 return epoch
 """)
 
+# KEYS stream; ARGV group. The group starts at the beginning of the stream.
+INTRODUCE = _script("""
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
+return 1
+""")
+
 # KEYS lease, state; ARGV token, member, session in ms. PEXPIRE works without free memory.
 RENEW = _script(
     _OWNED
@@ -325,6 +332,6 @@ return cut
 """)
 
 ALL = (
-    PUBLISH, READ, AGAIN, PENDING, PARK, ACCEPT, SEEK, TAKE, RENEW, FREE, OWNERS, LOOK, LEAVE,
-    GROUP, COUNT, PRUNE,
+    PUBLISH, READ, AGAIN, PENDING, PARK, ACCEPT, SEEK, TAKE, INTRODUCE, RENEW, FREE, OWNERS,
+    LOOK, LEAVE, GROUP, COUNT, PRUNE,
 )  # fmt: skip

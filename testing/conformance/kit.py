@@ -4,6 +4,7 @@ from holdfast.testing.conformance.content import ContentPromises
 from holdfast.testing.conformance.counting import CountingPromises
 from holdfast.testing.conformance.crashing import CrashingPromises
 from holdfast.testing.conformance.delivery import DeliveryPromises
+from holdfast.testing.conformance.grouping import GroupingPromises
 from holdfast.testing.conformance.hooks import Hooks
 from holdfast.testing.conformance.leasing import LeasingPromises
 from holdfast.testing.conformance.membership import MembershipPromises
@@ -20,6 +21,7 @@ class BrokerConformance(
     PublishingPromises,
     ContentPromises,
     DeliveryPromises,
+    GroupingPromises,
     SettlingPromises,
     LeasingPromises,
     CountingPromises,

@@ -100,7 +100,7 @@ class PublishingPromises:
         assert results[2].error is None
         if results[1].error is not None:
             assert isinstance(results[1].error, UnknownTopic)
-        elif stage.caps.replay:
+        elif stage.caps.late_groups:
             assert stage.member(unknown).take(1)[0].body == b"a"
 
     def test_a_source_of_an_unknown_topic_says_so_or_waits_for_it(self, stage: Stage) -> None:

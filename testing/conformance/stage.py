@@ -76,10 +76,8 @@ class Stage:
 
     def _introduce(self, topic: str, group: str) -> None:
         # A broker that keeps no log stores messages only for the groups it knows.
-        if not self.caps.replay:
-            member = self.member(topic, group=group)
-            member.poll(timeout=0.0)
-            member.close()
+        if not self.caps.late_groups:
+            self.broker.create_group(topic, group)
 
     def sink(self) -> Sink:
         """Return a new sink."""

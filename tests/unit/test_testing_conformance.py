@@ -117,6 +117,18 @@ class SabotagedBroker:
         alter = self._sabotage.broker.get("lag")
         return lag if alter is None else alter(lag)
 
+    def create_group(self, topic: str, group: str) -> None:
+        """Create the group, or do what the sabotage does instead."""
+        create = self._sabotage.broker.get("create_group")
+        self.inner.create_group(topic, group)
+        if create is not None:
+            create(self, topic, group)
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Tell whether there is such a group, or what the sabotage says."""
+        has = self._sabotage.broker.get("has_group", self.inner.has_group)
+        return bool(has(topic, group))
+
     def abandon(self, source: Any) -> None:
         """Abandon, or do what the sabotage does instead."""
         abandon = self._sabotage.broker.get("abandon")
@@ -372,6 +384,11 @@ def become_a_zombie(me: SabotagedBroker, source: Wrapper) -> None:
     me.notes.setdefault("zombies", []).append(source.inner)
 
 
+def forget_the_group(me: SabotagedBroker, _: str, group: str) -> None:
+    with me.inner._db.write() as db:
+        db.execute("DELETE FROM hf_cursor WHERE grp = ?", (group,))
+
+
 def poll_with_zombies(me: Wrapper, limit: int, timeout: float) -> list[Delivery]:
     for zombie in me.broker.notes.get("zombies", []):
         zombie.poll(1, 0.0)
@@ -555,7 +572,30 @@ SABOTAGES = [
         found_by=[
             "a_group_gets_what_was_published_while_it_had_no_member",
             "creating_a_topic_again_changes_nothing",
+            "a_created_group_gets_what_is_published_before_its_first_member",
+            "a_late_group_gets_what_was_published_before_it_only_as_declared",
         ],
+    ),
+    Sabotage(
+        what="late groups are served undeclared",
+        claims={"late_groups": False},
+        found_by=[
+            "a_late_group_gets_what_was_published_before_it_only_as_declared",
+            "has_group_tells_whether_messages_are_kept_for_a_group",
+        ],
+    ),
+    Sabotage(
+        what="no group is ever there",
+        broker={"has_group": lambda topic, group: False},
+        found_by=[
+            "has_group_tells_whether_messages_are_kept_for_a_group",
+            "a_source_makes_its_group",
+        ],
+    ),
+    Sabotage(
+        what="a group that is created again begins anew",
+        broker={"create_group": forget_the_group},
+        found_by=["creating_a_group_again_changes_nothing"],
     ),
     Sabotage(
         what="lag is always zero",

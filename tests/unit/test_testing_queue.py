@@ -111,6 +111,16 @@ class QueueBroker:
         """Make *topic*; it has one lane, whatever *partitions* says."""
         self.topics.setdefault(topic, {})
 
+    def create_group(self, topic: str, group: str) -> None:
+        """Make the queue of *group*."""
+        if topic not in self.topics:
+            raise UnknownTopic(topic, "create it")
+        self.topics[topic].setdefault(group, Queue())
+
+    def has_group(self, topic: str, group: str) -> bool:
+        """Return whether there is a queue of *group*."""
+        return group in self.topics.get(topic, {})
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what is in the queues."""
         return {Lane(topic, 0): len(self.topics[topic][group].entries) for topic in topics}
