@@ -50,9 +50,18 @@ class Lanes:
     # -- coming in -------------------------------------------------------------------
 
     def reserve(self, works: Iterable[Work]) -> None:
-        """Queue *works*; each runs once it is admitted and its turn comes."""
+        """Queue *works*; each runs once it is admitted and its turn comes.
+
+        What was polled while an earlier message of its key is on its way back to the broker
+        goes back behind that one, or it would overtake it.
+        """
         with self._lock:
             for work in works:
+                if work.delivery is not None and self._tray.is_closed(work.lane_key):
+                    work.dropped = True
+                    self._tray.came(work.delivery)
+                    self._tray.give_back(work.delivery, work.lane_key, blame=False, delay=None)
+                    continue
                 lane = self._lanes.get(work.lane_key)
                 if lane is None:
                     lane = self._lanes[work.lane_key] = KeyLane(work.lane_key)
@@ -126,15 +135,15 @@ class Lanes:
         with self._lock:
             self._tray.put_back(deliveries)
 
-    def take_returned(self) -> list[Returned]:
-        """Return what the broker is to hand out again later, each once."""
+    def returned(self) -> list[Returned]:
+        """Return what the broker is to hand out again later, in order; its keys are closed."""
         with self._lock:
-            return self._tray.take_returned()
+            return self._tray.returned()
 
-    def put_back_returned(self, returned: list[Returned]) -> None:
-        """Keep *returned* for the next try: the broker did not take them."""
+    def gave_back(self, one: Returned) -> None:
+        """Note that the broker has *one* again: its key is open once all of it is back."""
         with self._lock:
-            self._tray.put_back_returned(returned)
+            self._tray.gave_back(one)
 
     def waiting_lanes(self) -> set[Lane]:
         """Return the partitions of tiers of which a message in hand is not due yet."""
@@ -252,7 +261,9 @@ class Lanes:
         for one in [work, *(other for other in lane.queue if other is not work)]:
             if one.delivery is not None:
                 mine = one is work
-                self._tray.give_back(one.delivery, blame=mine, delay=delay if mine else None)
+                self._tray.give_back(
+                    one.delivery, lane.key, blame=mine, delay=delay if mine else None
+                )
         self._dropped_all(lane, work)
 
     def _dropped_all(self, lane: KeyLane, but: Work) -> None:

@@ -138,15 +138,10 @@ class Runtime:
             raise
 
     def _give_back(self, source: Source) -> None:
-        returned = self._lanes.take_returned()
-        while returned:
-            one = returned[0]
-            try:
-                source.release(one.delivery, blame=one.blame, delay=one.delay)
-            except HoldfastError:
-                self._lanes.put_back_returned(returned)
-                raise
-            returned.pop(0)
+        """Give back what waits on the broker; a key stays closed until all of it is there."""
+        for one in self._lanes.returned():
+            source.release(one.delivery, blame=one.blame, delay=one.delay)
+            self._lanes.gave_back(one)
 
     def drain(self, seconds: float) -> None:
         """Take nothing new; let what runs finish for at most *seconds*, and settle it."""

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from holdfast.consumer.work import LaneKey
     from holdfast.ports import Delivery, Lane
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Returned:
     """A delivery that the broker is to hand out again."""
 
     delivery: Delivery
+    lane_key: LaneKey
     blame: bool = field(kw_only=True)
     delay: float | None = field(kw_only=True)
 
@@ -28,7 +30,9 @@ class Tray:
         self.load: Counter[Lane] = Counter()
         """Messages in hand by the partition they came from."""
         self._settled: list[Delivery] = []
-        self._returned: list[Returned] = []
+        self._returned: dict[Returned, None] = {}
+        self._closed: Counter[LaneKey] = Counter()
+        """The keys of what is to be given back, with how many: nothing of them may run."""
 
     def came(self, delivery: Delivery) -> None:
         """Count one that came."""
@@ -56,30 +60,42 @@ class Tray:
         for delivery in deliveries:
             self.came(delivery)
 
-    def give_back(self, delivery: Delivery, *, blame: bool, delay: float | None) -> None:
-        """Keep one that is to be handed out again later."""
-        self._returned.append(Returned(delivery, blame=blame, delay=delay))
+    def give_back(
+        self, delivery: Delivery, lane_key: LaneKey, *, blame: bool, delay: float | None
+    ) -> None:
+        """Keep one that is to be handed out again later; it is in hand until the broker has it."""
+        self._returned[Returned(delivery, lane_key, blame=blame, delay=delay)] = None
+        self._closed[lane_key] += 1
 
-    def take_returned(self) -> list[Returned]:
-        """Return what is to be given back to the broker, each once."""
-        returned, self._returned = self._returned, []
-        for one in returned:
+    def is_closed(self, lane_key: LaneKey) -> bool:
+        """Whether a message of *lane_key* is still on its way back to the broker."""
+        return lane_key in self._closed
+
+    def returned(self) -> list[Returned]:
+        """Return what is to be given back to the broker, in order."""
+        return list(self._returned)
+
+    def gave_back(self, one: Returned) -> None:
+        """Note that the broker has *one* again."""
+        if one in self._returned:  # not where its partition went meanwhile
+            del self._returned[one]
+            self._open(one)
             self.went(one.delivery)
-        return returned
-
-    def put_back_returned(self, returned: list[Returned]) -> None:
-        """Keep *returned* for the next try."""
-        self._returned[:0] = returned
-        for one in returned:
-            self.came(one.delivery)
 
     def drop(self, lanes: Collection[Lane]) -> None:
         """Forget everything of *lanes*."""
         self._settled = [d for d in self._settled if d.lane not in lanes]
-        self._returned = [one for one in self._returned if one.delivery.lane not in lanes]
+        for one in [one for one in self._returned if one.delivery.lane in lanes]:
+            del self._returned[one]
+            self._open(one)
         for lane in lanes:
             self.load.pop(lane, None)
 
     def __bool__(self) -> bool:
         """Whether anything waits to be acknowledged or given back."""
         return bool(self._settled or self._returned)
+
+    def _open(self, one: Returned) -> None:
+        self._closed[one.lane_key] -= 1
+        if not self._closed[one.lane_key]:
+            del self._closed[one.lane_key]

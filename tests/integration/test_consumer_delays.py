@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast import Message, Transient, new_id
+from holdfast import BrokerDown, Message, Transient, new_id
 from holdfast.brokers import connect
 from holdfast.consumer import Attempt, Consumer, Order
 from holdfast.consumer.tiers import TIERS, Ticket, retry_topic, tier_of
 from holdfast.dlq import dead_letter
 from holdfast.retry import retry
+from holdfast.testing import (
+    Fault,
+    ScriptedBroker,
+    check_nothing_lost,
+    check_order_per_key,
+    fail,
+    nth,
+    wait_until,
+)
 from tests.consuming import running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.ports import Broker
+    from holdfast.ports import Broker, Delivery
+    from holdfast.testing.faults import Step
 
 # kafka-python reads its own schemas in a way that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
@@ -95,7 +107,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     server, _, killed = request.param.partition(" ")
     # A slow machine must not lose its membership; one that was killed should, soon.
     seconds = 2.5 if killed else 30.0
-    if server == "sqlite":
+    if server == "memory":
+        found = Place("memory:", {})
+    elif server == "sqlite":
         found = Place(f"sqlite:///{tmp_path}/b.db?session={seconds}", {})
     else:
         started = request.getfixturevalue(server)
@@ -147,6 +161,78 @@ def test_a_native_delay_outlives_the_consumer_and_goes_on_counting(place: Place)
     with running(place.consumer(ordered=True, fails=1)):
         until(lambda: place.lag == 0, "everything acknowledged")
     assert place.seen == [(bad, 1), (bad, 2), (after, 1)]
+
+
+@pytest.mark.parametrize("outage", [False, True], ids=["at once", "after an outage"])
+@pytest.mark.parametrize("place", ["memory", *NATIVE], indirect=True)
+def test_a_key_stays_closed_until_the_broker_has_its_delayed_message_back(
+    place: Place, *, outage: bool
+) -> None:
+    """What a poll under way hands out of it meanwhile goes back behind it."""
+    entered, go = threading.Event(), threading.Event()
+    held_up: list[bool] = []
+
+    def poll(step: Step) -> list[Delivery]:
+        """Return the later message only once the earlier one has begun its long wait."""
+        batch: list[Delivery] = step.go()
+        if not held_up and any(delivery.body == b"after" for delivery in batch):
+            held_up.append(True)
+            go.set()
+            until(lambda: consumer.tally.delayed == 1, "the earlier message put off")
+            assembly = consumer.running
+            assert assembly is not None
+            until(lambda: not assembly.lanes.running(), "its verdict taken")
+        return batch
+
+    faults = [Fault(point="poll", effect=poll)]
+    if outage:
+        faults.append(Fault(point="release", effect=fail(BrokerDown), when=nth(1, 2)))
+    scripted = ScriptedBroker(*faults, broker=place.broker)
+    consumer = Consumer(scripted, group=place.group, patience=0.1)
+
+    @consumer.on(place.topic)
+    @retry(Steady(LONG))
+    def handle(order: str, attempt: Attempt) -> None:
+        place.seen.append((order, attempt.number))
+        if (order, attempt.number) == ("bad", 1):
+            entered.set()
+            go.wait(30)
+            raise Transient("not yet")
+
+    place.send("bad")
+    with running(consumer):
+        assert entered.wait(30)
+        place.send("after")
+        until(lambda: place.lag == 0, "everything acknowledged")
+    assert place.seen == [("bad", 1), ("bad", 2), ("after", 1)]
+    scripted.history.check_order_per_key(place.group)
+
+
+@pytest.mark.parametrize("place", ["memory", *NATIVE, *TIERED], indirect=True)
+def test_keys_keep_their_order_through_many_long_waits(place: Place) -> None:
+    """While more is published all the time, and also where the broker keeps what waits."""
+    chance = random.Random(7)
+    consumer = Consumer(place.broker, group=place.group, patience=0.02, workers=4)
+    seen: list[tuple[str, str]] = []
+
+    @consumer.on(place.topic)
+    @retry(Steady(0.1, attempts=9))
+    def handle(order: str, attempt: Attempt, message: Message) -> None:
+        if attempt.number <= int(order.partition(" ")[2]):
+            raise Transient("not yet")
+        seen.append((message.key_text or "", message.id))
+
+    sent: list[tuple[str, str]] = []
+    with running(consumer), closing(place.broker.sink()) as sink:
+        for n in range(60):
+            fails = chance.choice([0, 0, 1, 2])
+            message = Message.new(place.topic, f"{n} {fails}".encode(), key=f"k{n % 3}")
+            sent.append((f"k{n % 3}", message.id))
+            assert sink.publish([message])[0].error is None
+            wait_until(lambda n=n: len(seen) >= n // 2, deadline=60, what="half of it handled")  # type: ignore[misc]
+        until(lambda: place.lag == 0, "everything acknowledged")
+    check_nothing_lost(sent, seen)
+    check_order_per_key(sent, seen)
 
 
 @pytest.mark.parametrize("place", TIERED, indirect=True)
