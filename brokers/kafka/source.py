@@ -114,11 +114,14 @@ class KafkaSource:
                 batch += run
 
     def _after_rebalance(self, fetched: list[list[Delivery]]) -> None:
-        """Pause again what came back, and raise what the listener raised inside the client."""
+        """Set the pauses of what came, and raise what the listener raised inside the client."""
         if self._came:
+            # Both ways: librdkafka keeps a pause while the lane is away, kafka-python may not.
+            shut = self._paused & self._lanes.keys()
+            shut |= {lane for lane, state in self._lanes.items() if state.choked}
+            self._member.resume(self._lanes.keys() - shut)
+            self._member.pause(shut)
             self._came = False
-            if again := self._paused & self._lanes.keys():
-                self._member.pause(again)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._admit(fetched, 0, [])  # kept for the next poll

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from holdfast.testing.conformance.stage import Stage
 
 _KEYS = 12
+_ORDERS = (
+    ("pause", "resume", "leave", "return"),
+    ("pause", "leave", "resume", "return"),
+    ("pause", "leave", "return", "resume"),
+    ("leave", "pause", "resume", "return"),
+    ("leave", "pause", "return", "resume"),
+    ("leave", "return", "pause", "resume"),
+)
+"""Every way in which a pause can meet a rebalance that takes lanes and brings them back."""
 
 
 class PausingPromises:
@@ -77,6 +86,40 @@ class PausingPromises:
         member.source.resume(paused)
         assert len(member.take(_KEYS)) == _KEYS
 
+    def test_what_is_paused_and_resumed_around_a_rebalance_is_read_again(
+        self, stage: Stage
+    ) -> None:
+        """In whatever order it is paused, goes, comes back and is resumed: nothing stands still.
+
+        Clients keep a pause of their own over a rebalance, or forget it. Only what was wanted
+        last counts when a lane comes back.
+        """
+        topic = stage.topic()
+        member = stage.member(topic)
+        stage.share(topic, member)
+        lanes = member.source.assignment()
+        if stage.caps.pause is Pause.NONE:
+            with pytest.raises(Unsupported):
+                member.source.pause(lanes)
+            return
+        for number, order in enumerate(_ORDERS):
+            is_paused, rival = False, None
+            for step in order:
+                match step:
+                    case "pause" | "resume":
+                        is_paused = step == "pause"
+                        getattr(member.source, step)(lanes)
+                    case "leave":
+                        rival = stage.member(topic)
+                        stage.share(topic, member, rival)
+                    case "return" if rival is not None:
+                        rival.close()
+                        stage.share(topic, member)
+                        _publish_round(stage, topic, number)
+                        if is_paused:
+                            assert not member.idle(stage.hooks.quiet), order
+            _read_round(stage, member, number)
+
     def test_polling_keeps_the_membership_while_all_is_paused(self, stage: Stage) -> None:
         """Nothing is revoked or lost for longer than the broker waits for a silent member."""
         topic = stage.topic()
@@ -104,6 +147,20 @@ def _publish_round(stage: Stage, topic: str, number: int) -> None:
     stage.send(
         *(Message.new(topic, b"%d of %d" % (number, n), key=b"key %d" % n) for n in range(_KEYS))
     )
+
+
+def _read_round(stage: Stage, member: Member, number: int) -> None:
+    """Accept what comes until the whole round has come."""
+    wanted = {b"%d of %d" % (number, n) for n in range(_KEYS)}
+    member.inbox.clear()
+
+    def is_read() -> bool:
+        wanted.difference_update(member.bodies)
+        member.accept(*member.inbox)
+        member.inbox.clear()
+        return not wanted
+
+    stage.until(is_read, member, what=f"round {number} is read to its end")
 
 
 def _take_keys(stage: Stage, member: Member, keys: set[bytes | None]) -> None:

@@ -661,6 +661,40 @@ def test_a_message_released_for_ever_does_not_fill_the_memory(broker: KafkaBroke
     source.close()
 
 
+def test_a_lane_that_fetched_nothing_more_when_it_left_is_read_when_it_comes_back(
+    broker: KafkaBroker, scheme: str, closing: ExitStack
+) -> None:
+    """A full backlog pauses the client, which may keep that when the backlog goes."""
+    topic = _topic(broker, partitions=1)
+    _publish(broker, _messages(topic, 3 * FULL))
+    hearing = _Hearing()
+    first = broker.source([topic], group="g-" + topic, listener=hearing, **QUICK[scheme])
+    closing.callback(first.close)
+    lanes = first._lanes  # type: ignore[attr-defined]
+
+    def is_choked() -> bool:
+        for delivery in first.poll(1, 0.05):
+            first.release(delivery, blame=False)
+        return any(state.choked for state in lanes.values())
+
+    wait_until(is_choked, deadline=45, what="the backlog is full", every=0.0)
+    second = broker.source([topic], group="g-" + topic, **QUICK[scheme])
+    wait_until(
+        lambda: (first.poll(1, 0.05), second.poll(1, 0.05), "revoked" in hearing.kinds())[2],
+        deadline=45,
+        what="the lane leaves",
+        every=0.0,
+    )
+    second.close()
+    came: set[bytes | None] = set()
+    wait_until(
+        lambda: (came.update(d.body for d in first.poll(500, 0.05)), len(came) == 3 * FULL)[1],
+        deadline=45,
+        what="all of it is read",
+        every=0.0,
+    )
+
+
 def test_lanes_that_stay_keep_their_deliveries_through_a_cooperative_rebalance(
     broker: KafkaBroker, topic: str, scheme: str, closing: ExitStack
 ) -> None:

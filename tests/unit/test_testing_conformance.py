@@ -689,7 +689,17 @@ SABOTAGES = [
     Sabotage(
         what="a rebalance resumes",
         source={"poll": poll_resuming},
-        found_by=["a_rebalance_does_not_resume"],
+        found_by=[
+            "a_rebalance_does_not_resume",
+            "what_is_paused_and_resumed_around_a_rebalance_is_read_again",
+        ],
+    ),
+    Sabotage(
+        what="lanes that are not there are not resumed",
+        source={
+            "resume": lambda me, lanes: me.inner.resume(set(lanes) & me.inner.assignment()),
+        },
+        found_by=["what_is_paused_and_resumed_around_a_rebalance_is_read_again"],
     ),
     Sabotage(
         what="a part is paused although all or nothing is declared",
@@ -703,6 +713,7 @@ SABOTAGES = [
             "pause_stops_the_paused_lanes_and_no_others",
             "a_part_of_the_lanes_is_paused_only_as_declared",
             "a_rebalance_does_not_resume",
+            "what_is_paused_and_resumed_around_a_rebalance_is_read_again",
         ],
     ),
     Sabotage(
