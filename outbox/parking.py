@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
@@ -20,7 +20,7 @@ from holdfast.transactions import transact
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.outbox.outcome import Refused
 
 log = logging.getLogger("holdfast.outbox")
+T = TypeVar("T")
 
 REFUSED, BEHIND, RELEASED = "refused", "behind", "released"
 _LOOK_SECONDS, _MOST = 0.5, 1000
@@ -61,9 +62,11 @@ class Parking:
         now = self._clock.monotonic()
         if now - self._looked < self._pause and self._shards is leases.owned:
             return 0
-        self._shards = leases.owned
+        # Until a look has succeeded, what is known may be of another owner's time.
+        owned, self._shards = leases.owned, None
         if not self._any():
             self._keys, self._looked, self._pause = set(), now, _LOOK_SECONDS
+            self._shards = owned
             return 0
         with self._engine.connect() as db:
             released = self._released(db, leases)
@@ -72,9 +75,10 @@ class Parking:
             key = parked.c.aggregateid
             # MySQL takes keys for one that differ only by spaces at the end; lengths tell.
             keys = select(parked.c.aggregatetype, key, func.length(key)).distinct()
-            ours = parked.c.shard.in_(list(leases.owned))
+            ours = parked.c.shard.in_(list(owned))
             rows = db.execute(keys.where(key.is_not(None), ours))
             self._keys = {(topic, key) for topic, key, _ in rows}
+            self._shards = owned
         if len(released) < _MOST:
             self._looked = now
         # With very many of them a look takes long; the other keys must not wait for it.
@@ -111,13 +115,21 @@ class Parking:
     def _move(self, leases: Leases, rows: Sequence[Refused]) -> int:
         if not rows:
             return 0
-        gone = transact(
-            self._engine, lambda db: self._set_aside(db, leases, rows), clock=self._clock
-        )
-        self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
+        gone = self._parked_by(lambda db: self._set_aside(db, leases, rows), rows)
         for row, _ in gone:
             log.warning("outbox event %s is gone from the table: nothing is parked", row.id)
         return len(rows) - len(gone)
+
+    def _parked_by(self, work: Callable[[Connection], T], rows: Sequence[Refused]) -> T:
+        """Return what *work* returns, which parks *rows*; their keys are known as parked then.
+
+        A commit whose answer was lost may have parked them: the next look tells.
+        """
+        shards, self._shards = self._shards, None
+        result = transact(self._engine, work, clock=self._clock)
+        self._shards = shards
+        self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
+        return result
 
     def _set_aside(self, db: Connection, leases: Leases, rows: Sequence[Refused]) -> list[Refused]:
         """Move *rows*; return those that somebody has deleted meanwhile."""

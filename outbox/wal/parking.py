@@ -9,7 +9,6 @@ from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.parking import BEHIND, REFUSED, Parking
 from holdfast.outbox.wal.visibility import Snapshot
 from holdfast.sql import statements
-from holdfast.transactions import transact
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -73,5 +72,4 @@ class WalParking(Parking):
                 }
                 db.execute(command, values)
 
-        transact(self._engine, insert, clock=self._clock)
-        self._keys |= {(row.topic, row.key) for row, _ in rows if row.key is not None}
+        self._parked_by(insert, rows)
