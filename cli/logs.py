@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from holdfast.cli.display import plain
-from holdfast.urls import is_secret, mask
+from holdfast.scrubbing import scrubbed
+from holdfast.urls import is_secret
 
+MOST_TEXT = 16_000
+"""Characters of a message or a traceback that are written."""
 _CLIENTS = ("kafka", "pika", "nats")
 """What these tell, and often and unmasked, their adapters tell once and in a sentence."""
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -42,13 +45,13 @@ class JsonFormatter(logging.Formatter):
             "time": _moment(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": mask(record.getMessage()),
+            "message": shown(record.getMessage()),
         }
         for name, value in record.__dict__.items():
             if name not in _STANDARD:
                 entry[name] = "***" if is_secret(name) else _masked(value)
         if record.exc_info:
-            entry["exception"] = mask(self.formatException(record.exc_info))
+            entry["exception"] = shown(self.formatException(record.exc_info))
         return json.dumps(entry, default=str)
 
 
@@ -57,10 +60,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return *record* as a line."""
-        text = plain(mask(record.getMessage()))
+        text = plain(shown(record.getMessage()))
         line = f"{_moment(record)} {record.levelname:<7} {record.name}: {text}"
         if record.exc_info:
-            line += "\n" + plain(mask(self.formatException(record.exc_info)), lines=True)
+            line += "\n" + plain(shown(self.formatException(record.exc_info)), lines=True)
         return line
 
 
@@ -81,5 +84,15 @@ def _moment(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def shown(text: str) -> str:
+    """Return *text* as a log may hold it: bounded, its begin and its end, without secrets."""
+    left_out = len(text) - MOST_TEXT
+    if left_out <= 0:
+        return scrubbed(text, most=MOST_TEXT)
+    half = MOST_TEXT // 2
+    begin, end = scrubbed(text[:half], most=half), scrubbed(text[-half:], most=half)
+    return f"{begin}… ({left_out:,} characters left out) …{end}"
+
+
 def _masked(value: object) -> object:
-    return mask(value) if isinstance(value, str) else value
+    return shown(value) if isinstance(value, str) else value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from holdfast.errors import ConfigurationError
+from holdfast.statements import ends_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -19,20 +19,6 @@ AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
 _GUARD = "holdfast_guard"
 _MYSQL = ("mysql", "mariadb")
-_START: Final = r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*"
-_ROLLBACK: Final = r"ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b)"
-_ENDS: Final = re.compile(
-    rf"{_START}(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|"
-    rf"{_ROLLBACK}|SET\s+(?:SESSION\s+)?AUTOCOMMIT)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_ENDS_LATER: Final = re.compile(rf";\s*(COMMIT|{_ROLLBACK})\b", re.IGNORECASE)
-_ENDS_ON_MYSQL: Final = re.compile(
-    rf"{_START}((?:CREATE|DROP)(?!\s+TEMPORARY)|ALTER|RENAME|TRUNCATE|GRANT|REVOKE|LOCK\s+TABLES?|"
-    r"UNLOCK\s+TABLES?|ANALYZE\s+TABLE|OPTIMIZE\s+TABLE)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-"""What commits the transaction in passing there."""
 
 
 class TransactionNotYours(ConfigurationError):
@@ -138,10 +124,6 @@ def _refuse_commit(connection: Connection) -> None:
 def _refuse_end(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
     if not _is_shut(connection):
         return
-    found = _ENDS.match(statement)
-    if found is None and ";" in statement:
-        found = _ENDS_LATER.search(statement)
-    if found is None and connection.dialect.name in _MYSQL:
-        found = _ENDS_ON_MYSQL.match(statement)
-    if found is not None:
-        raise TransactionNotYours(" ".join(found[1].split()).upper())
+    verb = ends_transaction(statement, mysql=connection.dialect.name in _MYSQL)
+    if verb is not None:
+        raise TransactionNotYours(verb)

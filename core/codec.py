@@ -25,6 +25,8 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 BINARY = "application/octet-stream"
 
+_BYTE = re.compile(r" \((byte \d{1,20})\)$")
+_LINE = re.compile(r"line \d{1,20} column \d{1,20}")
 _DEEPEST = 64  # how far the search for an unserialisable value goes
 
 
@@ -88,7 +90,7 @@ def failure(error: Exception, payload: bytes = b"") -> DecodeFailed:
     if (found := getattr(error, "errors", None)) is not None:
         return _pydantic_failure(found(include_url=False, include_context=False))
     reason, _, path = str(error).partition(" - at ")
-    byte = re.search(r" \((byte \d+)\)$", reason)
+    byte = _BYTE.search(reason)
     if byte:
         return DecodeFailed(reason[: byte.start()], byte[1])
     return DecodeFailed(reason, path.replace("`", "") or ("end" if "truncated" in reason else "$"))
@@ -229,7 +231,7 @@ def _guarded(decode: Callable[[bytes], Any], name: str, *, optional: bool) -> De
 def _pydantic_failure(errors: list[dict[str, Any]]) -> DecodeFailed:
     first = errors[0]
     reason = first["msg"] + (f", and {len(errors) - 1} more" if len(errors) > 1 else "")
-    where = re.search(r"line \d+ column \d+", reason)
+    where = _LINE.search(reason)
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
     return DecodeFailed(reason, where[0] if where else f"${path}")
 

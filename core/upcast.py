@@ -29,6 +29,7 @@ Step = Callable[[dict[str, Any]], dict[str, Any]]
 """Returns an event of one version as an event of the next."""
 
 _EXPLICIT = tuple(f"{prefix}schemaversion" for prefix in PREFIXES)
+_VERSION = re.compile(r"\d{1,9}")
 _REFERENCE = re.compile(r"(?:v?|[^/]*:v?|.*/v|.*[;?&]version=)(\d{1,9})")
 
 _event = msgspec.json.Decoder(dict[str, Any]).decode
@@ -88,7 +89,7 @@ def version_of(message: Message) -> int:
     """Return the schema version of *message* by the rule above."""
     for name in _EXPLICIT:
         if (text := message.headers.text(name)) is not None:
-            if re.fullmatch(r"\d{1,9}", text):
+            if _VERSION.fullmatch(text):
                 return int(text)
             raise DecodeFailed(f"schemaversion {text!r} is not an integer", name)
     if message.schema is None:

@@ -9,14 +9,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.errors import InvalidUrl
 
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential|sasl_plain)")
-# Up to the last @ of the word: a password may hold an unescaped @ or /, a port does not.
-_USERINFO = re.compile(
-    r"(?P<lead>[a-zA-Z][\w+.\-]*://[^\s:@/]*):(?!\d*(?:[/?#,\s]|$))\S*@|"
-    r"(?P<nats>nats://)[^\s:@/]+@"  # its user alone is a token
-)
-_QUERY = re.compile(
-    r"(?i)(?P<lead>[?&;#][\w.\-]*(?:pass|secret|token|credential|key)[\w.\-]*=)[^&\s]*"
-)
+_USER = re.compile(r"[^\s:@/]*")
+_PORT = re.compile(r"\d*(?:[/?#,\s]|\Z)")
+_END = re.compile(r"\s|\Z")
+_SETTING = re.compile(r"[?&;#]([\w.\-]*)=")
+_SECRET_SETTING = re.compile(r"(?i)pass|secret|token|credential|key")
+_VALUE = re.compile(r"[^&\s]*")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
@@ -71,12 +69,49 @@ class BrokerUrl:
 
 
 def mask(text: str) -> str:
-    """Return *text* with the secrets of any URL in it replaced by ***."""
-    return _QUERY.sub(r"\g<lead>***", _USERINFO.sub(_masked, text))
+    """Return *text* with the secrets of any URL in it replaced by ***, in linear time."""
+    if "://" in text:
+        text = _without_passwords(text)
+    return _without_settings(text) if "=" in text else text
 
 
-def _masked(found: re.Match[str]) -> str:
-    return f"{found['nats']}***@" if found["nats"] else f"{found['lead']}:***@"
+def _without_passwords(text: str) -> str:
+    """Return *text* without what stands between user and host in a URL."""
+    pieces: list[str] = []
+    last = at = word = host = 0
+    while (at := text.find("://", at)) >= 0:
+        begin = at + 3
+        end = at = _scanned(_USER, text, begin)
+        if end >= word:
+            # Up to the last @ of the word: a password may hold an unescaped @ or /.
+            word = _scanned(_END, text, end, search=True)
+            host = text.rfind("@", end, word)
+        if host < end:
+            continue
+        if text[end] == ":" and not _PORT.match(text, end + 1):
+            pieces += [text[last:end], ":***@"]
+            last = at = host + 1
+        elif text[end] == "@" and end > begin and text.endswith("nats://", last, begin):
+            pieces += [text[last:begin], "***@"]  # its user alone is a token
+            last = at = end + 1
+    return "".join([*pieces, text[last:]])
+
+
+def _without_settings(text: str) -> str:
+    """Return *text* without the values of secret settings in a query."""
+    pieces: list[str] = []
+    last = at = 0
+    while found := _SETTING.search(text, at):
+        at = found.end()
+        if _SECRET_SETTING.search(found[1]):
+            pieces += [text[last:at], "***"]
+            last = at = _scanned(_VALUE, text, at)
+    return "".join([*pieces, text[last:]])
+
+
+def _scanned(pattern: re.Pattern[str], text: str, at: int, *, search: bool = False) -> int:
+    found = pattern.search(text, at) if search else pattern.match(text, at)
+    return len(text) if found is None else found.start() if search else found.end()
 
 
 def is_secret(name: str) -> bool:

@@ -25,10 +25,11 @@ from holdfast.dlq.letter import (
     occurrence_id,
 )
 from holdfast.dlq.origin import NOWHERE, Origin, is_opaque, protected
-from holdfast.dlq.raised import clean, taken_apart, text_of, trace_of, type_name
+from holdfast.dlq.raised import taken_apart, trace_of
 from holdfast.dlq.redaction import values_at, without
 from holdfast.errors import DecodeFailed, Remedy
 from holdfast.message import REPLAY_HEADER
+from holdfast.scrubbing import clean, text_of, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

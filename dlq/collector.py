@@ -27,12 +27,12 @@ from holdfast.dlq.letter import (
     dead_letter_id,
 )
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.raised import clean
 from holdfast.dlq.replay.reports import enter, report_in
 from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
 from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
 from holdfast.ids import derived_id
+from holdfast.scrubbing import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

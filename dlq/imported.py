@@ -18,11 +18,11 @@ from holdfast.dlq.letter import (
     dead_letter_id,
     occurrence_id,
 )
-from holdfast.dlq.raised import MOST_TEXT, MOST_TRACE, clean
-from holdfast.dlq.redaction import scrubbed
+from holdfast.dlq.raised import MOST_TRACE
 from holdfast.dlq.rows import moment
 from holdfast.headers import Headers
 from holdfast.ids import derived_id
+from holdfast.scrubbing import MOST_TEXT, clean, scrubbed
 
 if TYPE_CHECKING:
     from datetime import datetime

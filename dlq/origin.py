@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.dlq.letter import Governance
-from holdfast.dlq.raised import clean
 from holdfast.dlq.redaction import SCRUBBED, Redaction, within
 from holdfast.errors import ConfigurationError
+from holdfast.scrubbing import clean
 
 if TYPE_CHECKING:
     from holdfast.dlq.vault import Vault

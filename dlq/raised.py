@@ -8,7 +8,7 @@ import sysconfig
 from typing import TYPE_CHECKING
 
 from holdfast.dlq.letter import Frame, Raised
-from holdfast.urls import mask
+from holdfast.scrubbing import scrubbed, text_of, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,8 +18,6 @@ MOST_RAISED = 8
 """Exceptions kept of a chain: the root and those nearest to the top."""
 MOST_FRAMES = 50
 """Frames kept of each exception: the innermost."""
-MOST_TEXT = 2_000
-"""Characters kept of an exception's text."""
 MOST_TRACE = 8_000
 """Characters of the readable trace."""
 _MOST_WALKED = 1_000
@@ -29,7 +27,7 @@ _LIBRARIES = tuple(
 
 
 def taken_apart(
-    error: BaseException, *, redact: Callable[[str], str] = mask
+    error: BaseException, *, redact: Callable[[str], str] = scrubbed
 ) -> tuple[tuple[Raised, ...], tuple[Raised, ...]]:
     """Return the chain of *error*, root first, and the other members of exception groups."""
     others: list[BaseException] = []
@@ -58,36 +56,6 @@ def trace_of(chain: tuple[Raised, ...]) -> str:
         if size > MOST_TRACE:
             break
     return "\n".join(lines)[:MOST_TRACE]
-
-
-def type_name(error: BaseException) -> str:
-    """Return module and name of the error's class, without the module for built-in ones."""
-    kind = type(error)
-    module, name = str(kind.__module__), str(kind.__qualname__)
-    return name[:255] if module == "builtins" else f"{module}.{name}"[:255]
-
-
-def text_of(error: BaseException, redact: Callable[[str], str] = mask) -> str:
-    """Return what *error* says: capped, without secrets, on terms that every store takes."""
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a broken __str__ must not hide the failure
-        text = f"<{type(error).__name__} whose text cannot be made: {type(broken).__name__}>"
-    # Cut before any expression looks at it: its length is the sender's choice.
-    cut = text[: MOST_TEXT * 2]
-    return clean(redact(cut))[:MOST_TEXT] + ("…" if len(text) > MOST_TEXT else "")
-
-
-def clean(text: str) -> str:
-    """Return *text* without control characters, which terminals obey, nor lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else _visible(char) for char in text)
-
-
-def _visible(char: str) -> str:
-    code = ord(char)
-    return "\t" if char == "\t" else f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def _causes(error: BaseException, others: list[BaseException]) -> Iterator[BaseException]:

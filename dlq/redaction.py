@@ -9,24 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.dlq.fields import WHOLE, changed, is_json, parse_path
-from holdfast.urls import mask
+from holdfast.scrubbing import REDACTED, scrubbed
 
-REDACTED = "***"
 _STARS = b'"***"'
-_MOST_TEXT = 4_000
 _MOST_VALUES = 2_000
 _LEAST_VALUE = 3  # a shorter one says nothing, and would take half of a text away
 _PART = 16  # of a longer one also the beginning or the end are taken out
-# Bounded repeats: hostile text costs linear time.
-_SECRETS = re.compile(
-    r"(?i)(?P<lead>\b[a-z0-9_.-]{0,40}(?:password|passwd|secret|token|api[_-]?key|credential)"
-    r"[a-z0-9_.-]{0,40}[\"']?[ ]{0,3}[:=][ ]{0,3})(?:\"[^\"\n]{0,500}\"?|'[^'\n]{0,500}'?"
-    r"|[^ ,;&\n\"')}]{1,500})"
-    r"|(?P<bearer>\b(?:bearer|basic)[ ]{1,3})[A-Za-z0-9._~+/=-]{8,2000}"
-    r"|(?P<jwt>\beyJ[A-Za-z0-9_-]{5,1000}\.)[A-Za-z0-9_-]{5,2000}(?:\.[A-Za-z0-9_-]{0,1000})?"
-)
-
-
 _CREDENTIALS = re.compile(
     r"(?i)authorization|cookie|password|passwd|secret|token|credential|api[_-]?key"
 )
@@ -35,18 +23,6 @@ _CREDENTIALS = re.compile(
 def holds_credentials(name: str) -> bool:
     """Whether a header of this *name* holds credentials, which no screen shows."""
     return _CREDENTIALS.search(name) is not None
-
-
-def scrubbed(text: str) -> str:
-    """Return *text* without passwords, tokens and URL secrets; too long a text is cut first."""
-    text = text[:_MOST_TEXT]
-    if "://" in text or "=" in text:
-        text = mask(text)
-    return _SECRETS.sub(_hidden, text)
-
-
-def _hidden(found: re.Match[str]) -> str:
-    return f"{found['lead'] or found['bearer'] or ''}{REDACTED}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

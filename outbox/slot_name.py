@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
+_UNFIT = re.compile(r"[^a-z0-9_]")
+
 
 def default_slot(engine: Engine) -> str:
     """Return the slot's name for the database of *engine*."""
@@ -16,5 +18,5 @@ def default_slot(engine: Engine) -> str:
 
 def slot_for(database: str) -> str:
     """Return the slot's name for the database called *database*."""
-    name = re.sub(r"[^a-z0-9_]", "_", database.lower())
+    name = _UNFIT.sub("_", database.lower())
     return f"holdfast_outbox_{name}"[:63]

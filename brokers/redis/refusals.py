@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _CLUSTER = "Redis Cluster is not supported: name a single server or its primary"
 
 # Inside a script older servers put their own words before the code, so it is searched for.
-_REFUSED: tuple[tuple[str, type[HoldfastError], str], ...] = (
+_WORDS: tuple[tuple[str, type[HoldfastError], str], ...] = (
     (r"\bOOM\b|maxmemory", BrokerDown,
      "the server is out of memory (maxmemory) and takes no writes: prune topics, or give it more"),
     (r"\bREADONLY\b|read only replica", BrokerDown,
@@ -41,6 +41,7 @@ _REFUSED: tuple[tuple[str, type[HoldfastError], str], ...] = (
     (r"invalid bulk length|invalid multibulk length", ConfigurationError,
      "a message exceeds what the server takes (proto-max-bulk-len): lower max_message"),
 )  # fmt: skip
+_REFUSED = tuple((re.compile(words), kind, meaning) for words, kind, meaning in _WORDS)
 
 
 def translation(error: Exception, name: str) -> HoldfastError:
@@ -54,7 +55,7 @@ def translation(error: Exception, name: str) -> HoldfastError:
     if isinstance(error, kinds.AskError | kinds.ClusterCrossSlotError):
         return ConfigurationError(f"{name}: {_CLUSTER} ({text})")
     for pattern, kind, meaning in _REFUSED:
-        if re.search(pattern, text):
+        if pattern.search(text):
             return kind(f"{name}: {meaning} ({text})")
     if isinstance(error, kinds.InvalidResponse):
         return ConfigurationError(

@@ -8,9 +8,10 @@ import msgspec
 from holdfast.cli.display import encoded, excerpt, foreign, say
 from holdfast.cli.dlq.shown import when
 from holdfast.dlq.letter import DeadLetter
-from holdfast.dlq.redaction import REDACTED, holds_credentials
+from holdfast.dlq.redaction import holds_credentials
 from holdfast.dlq.rows import CONFIRMED, PENDING
 from holdfast.dlq.vault import masked
+from holdfast.scrubbing import REDACTED
 
 _MOST_PATHS = 5
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.dlq.redaction import REDACTED, holds_credentials
+from holdfast.dlq.redaction import holds_credentials
+from holdfast.scrubbing import REDACTED
 
 if TYPE_CHECKING:
     from holdfast.message import Message

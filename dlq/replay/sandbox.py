@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from sqlalchemy import event
@@ -10,26 +9,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from holdfast.errors import ConfigurationError, PoisonMessage
+from holdfast.statements import ends_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.engine.interfaces import DBAPICursor
-
-# Statements that end the transaction, wherever they stand; a savepoint's may pass.
-_ENDS = re.compile(
-    r"(?:^|;)\s*(?:commit|rollback(?!\s+(?:work\s+)?to\b)|abort|end(?=\s*(?:;|$|work|transaction))"
-    r"|begin|start\s+transaction|prepare\s+transaction|xa)\b",
-    re.IGNORECASE,
-)
-# What MySQL and MariaDB commit by themselves before they run it.
-_COMMITS_FIRST = re.compile(
-    r"(?:^|;)\s*(?:alter|create(?!\s+temporary)|drop(?!\s+temporary)|truncate|rename|lock|unlock"
-    r"|grant|revoke|analyze|optimize|repair|set\s+(?:session\s+|@@)?autocommit)\b",
-    re.IGNORECASE,
-)
-_NOISE = re.compile(r"/\*.*?\*/|--[^\n]*|'(?:[^']|'')*'", re.DOTALL)  # comments, texts
 
 
 class EndsTransaction(PoisonMessage):
@@ -148,8 +134,7 @@ class Sandbox:
     ) -> None:
         if self._refused is None:
             return
-        bare = _NOISE.sub(" ", statement)
-        if _ENDS.search(bare) or (self._mysql and _COMMITS_FIRST.search(bare)):
+        if ends_transaction(statement, mysql=self._mysql) is not None:
             self._refuse(f"execute({' '.join(statement.split())[:60]!r})")
 
     def _refuse(self, what: str) -> None:

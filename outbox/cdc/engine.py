@@ -40,6 +40,7 @@ PENDING = "holdfast cdc: the first snapshot is not complete"
 
 _IDLE_SECONDS = 0.05
 _OURS = 0.9  # of the silence after which the server ends a stream
+_UNFIT = re.compile(r"[^a-z0-9_]")
 _SERVER = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -85,7 +86,7 @@ class Cdc:
             raise ConfigurationError(f"changes of {self._engine.dialect.name} cannot be captured")
         self._clock = clock
         self._batch = batch
-        plain = re.sub(r"[^a-z0-9_]", "_", server.lower())
+        plain = _UNFIT.sub("_", server.lower())
         self._slot = Slot(
             self._engine,
             SlotNames(

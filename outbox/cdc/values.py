@@ -37,7 +37,9 @@ SETTINGS = "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c extra_
 
 _DAY_ZERO = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
+# A quote without its end goes to the end: looking for it from each of many would take for ever.
+_ITEM = re.compile(r'"((?:[^"\\]|\\.?)*+)"?|([^,{}"]+)', re.DOTALL)
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 _INTERVAL = re.compile(
     r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?[\d.]+)S)?)?"
 )
@@ -161,7 +163,7 @@ def array(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _outside_quotes(text: str) -> str:
-    return re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return _QUOTED.sub("", text)
 
 
 def _items(text: str) -> Iterator[str | None]:

@@ -8,13 +8,12 @@ import pytest
 
 from holdfast.dlq import Origin, Redaction, capture
 from holdfast.dlq.letter import Class, DeadLetter, Stage
-from holdfast.dlq.raised import MOST_TEXT, text_of
-from holdfast.dlq.redaction import scrubbed
 from holdfast.dlq.rows import fingerprint_of, letter_of, row_of
 from holdfast.errors import ConfigurationError, DecodeFailed, DependencyDown
 from holdfast.headers import Headers
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
+from holdfast.scrubbing import MOST_TEXT, scrubbed, text_of
 from holdfast.testing import VirtualClock
 from tests.dead_letters import failed
 
