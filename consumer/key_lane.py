@@ -46,6 +46,19 @@ class KeyLane:
         """Whether its head may run in a batch."""
         return not self.holds and not self.queue[0].is_apart
 
+    def same(self, work: Work) -> Work | None:
+        """Return the message in hand of which *work* is another delivery."""
+        new = work.delivery
+        if new is None or new.lease_until is None:  # without a lease it stays until it is settled
+            return None
+        for one in self.queue:
+            held = one.delivery
+            if held is None or one.dropped:
+                continue
+            if held.position == new.position and held.lane == new.lane:
+                return one
+        return None
+
     def plain(self, most: int) -> list[Work]:
         """Return the works at its head, at most *most*, that may run in one batch."""
         found: list[Work] = []

@@ -53,7 +53,8 @@ class Lanes:
         """Queue *works*; each runs once it is admitted and its turn comes.
 
         What was polled while an earlier message of its key is on its way back to the broker
-        goes back behind that one, or it would overtake it.
+        goes back behind that one, or it would overtake it. A message that comes again while
+        it is in hand, its lease having run out, keeps its place under the new delivery.
         """
         with self._lock:
             for work in works:
@@ -65,6 +66,9 @@ class Lanes:
                 lane = self._lanes.get(work.lane_key)
                 if lane is None:
                     lane = self._lanes[work.lane_key] = KeyLane(work.lane_key)
+                elif (held := lane.same(work)) is not None:
+                    held.delivery, work.dropped = work.delivery, True
+                    continue
                 lane.queue.append(work)
                 if work.delivery is not None:
                     self._tray.came(work.delivery)
@@ -169,11 +173,25 @@ class Lanes:
             self.idle.notify_all()
 
     def forsake(self, work: Work) -> None:
-        """Note that somebody else has *work*: whatever comes of it here is not settled."""
+        """Note that *work* is not ours any more: whatever comes of it here is not settled.
+
+        It comes again, here or elsewhere, so what stands behind it of its key goes back.
+        """
         with self._lock:
-            if not work.dropped and work.delivery is not None:
-                work.dropped = True
-                self._tray.went(work.delivery)
+            lane = self._lanes.get(work.lane_key)
+            if work.dropped or work.delivery is None or lane is None:
+                return
+            behind = list(lane.queue)[lane.queue.index(work) + 1 :]
+            for one in behind:
+                if one.delivery is not None and one not in self._schedule.running:
+                    self._tray.give_back(one.delivery, lane.key, blame=False, delay=None)
+                    self._discard(lane, [one])
+            work.dropped = True
+            self._tray.went(work.delivery)
+            if work not in self._schedule.running:
+                self._discard(lane, [work])
+                self._schedule.forget(lane)
+                self._next(lane)
 
     def stop(self) -> None:
         """Issue nothing more; what runs may finish."""

@@ -216,6 +216,7 @@ class Runtime:
         if lease is None:
             return
         soon = self._clock.monotonic() + lease / 2
+        lost = False
         for work in self._lanes.in_hand():
             delivery = work.delivery
             if work.dropped or delivery is None:
@@ -226,7 +227,10 @@ class Runtime:
                 source.extend(delivery, lease)
             except StaleDelivery:
                 self._lanes.forsake(work)
-                log.warning("message %s went to somebody else", work.message.id)
+                lost = True
+                log.warning("the lease of message %s has run out: it comes again", work.message.id)
+        if lost:
+            self._give_back(source)
 
     def _look_around(self, source: Source) -> None:
         now = self._clock.monotonic()

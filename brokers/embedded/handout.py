@@ -131,6 +131,8 @@ class Handout:
         mono = self._clock.monotonic()
         for state in self._own.lanes.values():
             if expired := state.expired(mono):
+                behind = state.behind(expired)
                 with self._db.write() as db:
                     if self._own.marks.owns(db, state):
                         self._own.put_back(db, state, expired, blame=1, due=0.0)
+                        self._own.put_back(db, state, behind, blame=0, due=0.0)

@@ -83,6 +83,19 @@ class LaneState:
         """Return the offsets whose lease has run out."""
         return [o for o, flight in self.flying.items() if flight.lease_until <= monotonic]
 
+    def behind(self, offsets: list[int]) -> list[int]:
+        """Return what is handed out behind *offsets* of their keys: it may not overtake them."""
+        first: dict[bytes, int] = {}
+        for offset in sorted(offsets):
+            if (key := self.flying[offset].key) is not None:
+                first.setdefault(key, offset)
+        lost = set(offsets)
+        return [
+            offset
+            for offset, flight in self.flying.items()
+            if flight.key in first and offset > first[flight.key] and offset not in lost
+        ]
+
     def next_due(self) -> float | None:
         """Return when a waiting message can be handed out: the first of its key, once due."""
         first: dict[bytes | int, float] = {}

@@ -29,8 +29,11 @@ class Flight(msgspec.Struct, eq=False, gc=False):
 
     reply: str
     lease_until: float
+    arrival: Arrival
+    """As it came."""
     keep_until: float = float("-inf")
     """Until when the lease is to be renewed."""
+    key: bytes | None = None
 
 
 @dataclass(slots=True)

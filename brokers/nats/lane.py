@@ -9,7 +9,8 @@ Three rules keep the order of a lane all the same:
 - after that, and after every change of owner, all that comes again is gathered and sorted
   before anything else is handed out. The server says how many messages are out, so it is known
   when all have come; only what a former owner released with a delay is not waited for long;
-- what comes again although it is held here under a valid lease is not handed out twice.
+- what comes again although it is held here under a valid lease is not handed out twice. What
+  comes again because its lease is over takes back what was handed out behind it of its key.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class LaneState:
         elif position in self.flying and self._is_held(arrival, now):
             pass
         elif self.phase is Phase.OPEN:
-            self.ready.append(arrival)
+            self._append(arrival)
         else:
             self._collect(arrival, now)
         return None
@@ -242,11 +243,32 @@ class LaneState:
             arrival = self.ready.popleft()
             if arrival.position in self.flying and self._is_held(arrival, now):
                 continue  # it came twice
-            flight = Flight(arrival.reply, arrival.lease_until)
+            if arrival.position in self.flying:
+                self._recall(arrival.position)
+            flight = Flight(arrival.reply, arrival.lease_until, arrival)
             self.flying[arrival.position] = flight
             self.delayed.pop(arrival.position, None)
             limit -= 1
             yield arrival, flight
+
+    def _append(self, arrival: Arrival) -> None:
+        """Keep *arrival* ready, one that comes again before all that follows it."""
+        is_late = bool(self.ready) and arrival.position < self.ready[-1].position
+        self.ready.append(arrival)
+        if is_late:
+            self.ready = deque(sorted(self.ready, key=_position))
+
+    def _recall(self, position: int) -> None:
+        """Take back what was handed out behind *position* of its key: it comes behind it again."""
+        key = self.flying[position].key
+        if key is None:
+            return
+        behind = [p for p, flight in self.flying.items() if p > position and flight.key == key]
+        for place in behind:
+            flight = self.flying.pop(place)
+            arrival = flight.arrival
+            arrival.reply, arrival.lease_until = flight.reply, flight.lease_until
+            self._append(arrival)
 
     def settle(self, position: int) -> str | None:
         """Note that *position* is done; return the subject to say it to.

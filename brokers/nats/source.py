@@ -123,6 +123,7 @@ class NatsSource:
             for arrival, flight in state.take(limit - len(batch), now):
                 message = arrival.content
                 key, body, headers = parts_of(message.headers, message.data)
+                flight.key = key
                 batch.append(
                     Delivery(
                         lane=state.lane,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.caps import Ordering
 from holdfast.errors import StaleDelivery, Unsupported
+from holdfast.testing.conformance.recording import STEP, Deadline
 
 if TYPE_CHECKING:
     from holdfast.testing.conformance.stage import Stage
@@ -46,6 +49,35 @@ class LeasingPromises:
             delivery = again
         member.accept(delivery)
         assert stage.leftovers(topic) == []
+
+    def test_what_follows_a_lost_message_of_its_key_goes_back_with_it(self, stage: Stage) -> None:
+        """A lease that runs out on one message never lets its successors overtake it.
+
+        They are stale with it, however lately they were extended, and come again behind it;
+        other keys keep theirs.
+        """
+        topic = stage.topic(partitions=1)
+        member = stage.member(topic)
+        stage.publish(topic, b"lost", b"behind", key=b"k")
+        stage.publish(topic, b"other", key=b"o")
+        lost, behind, other = member.take(3)
+        lease = member.source.caps.lease
+        if lease is None or stage.caps.ordering is Ordering.NONE:
+            member.accept(lost, behind, other)
+        else:
+            deadline = Deadline(stage.hooks.settle_in + 2 * lease)
+            while member.bodies.count(b"lost") < 2:
+                deadline.check("the message comes again after its lease", member.bodies)
+                member.source.extend(other, lease)
+                with suppress(StaleDelivery):
+                    member.source.extend(behind, lease)
+                member.poll(timeout=min(STEP, lease / 8))
+            with pytest.raises(StaleDelivery):
+                member.source.extend(behind, lease)
+            member.accept(behind)
+            member.accept(other)
+            assert [d.body for d in member.inbox[3:] if d.body != b"behind"] == [b"lost"]
+            assert stage.leftovers(topic) == [b"lost", b"behind"]
 
     def test_extend_keeps_a_message_beyond_its_lease(self, stage: Stage) -> None:
         """Extended in time it is not handed out again; without a lease `extend` is refused."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 
 from holdfast import Message, PoisonMessage, Transient, new_id
 from holdfast.brokers import connect
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import Attempt, Consumer, Ending
 from holdfast.dlq import close, dead_letter
 from holdfast.errors import DependencyDown
@@ -263,6 +264,62 @@ def test_a_handler_longer_than_the_lease_keeps_its_message(
         until(lambda: not any(broker.lag("g", [topic]).values()), "acknowledged")
     assert calls == ["x"]
     bench.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "backlog"),
+    [("memory", 500), ("sqlite", 500), ("nats", 500), ("memory", 2), ("sqlite", 2)],
+)
+def test_a_lease_that_runs_out_on_a_message_never_lets_its_successors_run(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, backlog: int
+) -> None:
+    """Lost while it waits or runs, a message comes again in its place, before what follows it."""
+    lease = 1.0
+    address = request.getfixturevalue("nats").url if kind == "nats" else f"{tmp_path}/broker.db"
+    url = {"memory": "memory:", "sqlite": f"sqlite:///{address}", "nats": address}[kind]
+    topic = f"leased-{new_id()}"
+    doomed = []
+
+    def drop(step: Step) -> Any:
+        """Keep the word that prolongs the first message from the broker, until it is lost."""
+        [delivery] = step.call.deliveries
+        if delivery.body == b"1" and (not doomed or doomed[0] is delivery):
+            doomed[:] = [delivery]
+            if SYSTEM_CLOCK.monotonic() < (delivery.lease_until or 0.0) + lease:
+                return None
+        return step.go()
+
+    process = ScriptedBroker(Fault(point="extend", effect=drop), broker=connect(url, lease=lease))
+    process.create_topic(topic, partitions=1)
+    consumer = Consumer(process, group="g", backlog=backlog, workers=4)
+    handled: list[str] = []
+    first, gone = threading.Event(), threading.Event()
+
+    @consumer.on(topic)
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=3))
+    def handle(order: str, message: Message) -> None:
+        if order == "1" and not first.is_set():
+            first.set()
+            assert gone.wait(NEVER)
+            raise Transient("lost by now")
+        handled.append(order)
+
+    sink = process.sink()
+    sent = [Message.new(topic, b"%d" % n, key=b"k") for n in (1, 2, 3)]
+    assert not [result.error for result in sink.publish(sent) if result.error]
+    with running(consumer):
+        assert first.wait(NEVER)
+        assert consumer.running is not None
+        lanes = consumer.running.lanes
+
+        def is_lost() -> bool:
+            again = [e for e in process.history.of("handed out") if e.id == sent[0].id]
+            return len(again) > 1 or any(work.dropped for work in lanes.in_hand())
+
+        until(is_lost, "the lease over")
+        gone.set()
+        until(lambda: not any(process.lag("g", [topic]).values()), "everything acknowledged")
+    assert handled == ["1", "2", "3"]
 
 
 # -- MariaDB as a whole ----------------------------------------------------------------

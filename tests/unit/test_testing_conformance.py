@@ -302,6 +302,11 @@ def accept_for_the_holder(me: Wrapper, deliveries: Sequence[Delivery]) -> None:
         source.accept([now])
 
 
+def extend_for_the_holder(me: Wrapper, delivery: Delivery, seconds: float) -> None:
+    source, now = me.broker.notes["holders"][delivery.lane, delivery.position]
+    source.extend(now, seconds)
+
+
 def poll_resuming(me: Wrapper, limit: int, timeout: float) -> list[Delivery]:
     before = me.inner.assignment()
     got = me.honest_poll(limit, timeout)
@@ -499,6 +504,15 @@ SABOTAGES = [
         what="the lease never ends",
         source={"poll": poll_extending},
         found_by=["an_unsettled_message_comes_again_after_its_lease"],
+    ),
+    Sabotage(
+        what="a lost message leaves its successors in hand",
+        source={
+            "poll": poll_noting_holders,
+            "accept": accept_for_the_holder,
+            "extend": extend_for_the_holder,
+        },
+        found_by=["what_follows_a_lost_message_of_its_key_goes_back_with_it"],
     ),
     Sabotage(
         what="the lease ends early",
