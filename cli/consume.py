@@ -3,8 +3,8 @@
 import importlib
 import logging
 import os
+import signal
 import sys
-import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from prometheus_client.core import Metric
 from holdfast.cli import logs
 from holdfast.cli.dlq.options import retentions
 from holdfast.cli.exported import export_circuits, export_store
-from holdfast.cli.failures import EXIT_UNFINISHED
 from holdfast.cli.link import Family, Report, answer
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.supervisor import Supervisor
@@ -31,8 +30,6 @@ log = logging.getLogger("holdfast.cli")
 
 EXAMPLE = "Example: holdfast consume billing:consumer --workers 4 --http 127.0.0.1:9464"
 _RUN = "import sys; from holdfast.cli import main; sys.exit(main())"
-_GRACE_SECONDS = 15.0
-_HURRIED_SECONDS = 3.0
 
 
 def consume(
@@ -106,15 +103,12 @@ def consume(
             supervisor.run()
             return
         if link is not None:
-            answer(link, lambda number: _report(number, vitals, consumer), consumer.stop)
+            answer(link, lambda number: _report(number, vitals, consumer), _terminate)
         elif http is not None:
             closing.callback(_served(http, vitals, lambda: _metrics(consumer)).stop)
         export_circuits()
         if http is not None or link is not None:
             export_store(consumer.engine, _uncollected(consumer, kept))
-        ended = threading.Event()
-        closing.callback(ended.set)
-        _end_what_lingers(consumer, ended)
         consumer.run()
 
 
@@ -182,19 +176,6 @@ def _families(metrics: Iterable[Metric]) -> Iterable[Family]:
         yield Family(metric.name, metric.documentation, metric.type, samples)
 
 
-def _end_what_lingers(consumer: Consumer, ended: threading.Event) -> None:
-    """Bound the end: a client library that hangs must not keep the process from ending."""
-
-    def watch() -> None:
-        while (running := consumer.running) is None:
-            if ended.wait(0.2):
-                return
-        running.runtime.stopping.wait()
-        running.runtime.hurry.wait(consumer.settings.drain_seconds + _GRACE_SECONDS)
-        if ended.wait(_HURRIED_SECONDS):
-            return
-        log.error("ending without what is still in hand; nothing is lost, it comes again")
-        logging.shutdown()
-        os._exit(EXIT_UNFINISHED)
-
-    threading.Thread(target=watch, name="holdfast-end", daemon=True).start()
+def _terminate() -> None:
+    """End as by a signal: in good order, and within a bound."""
+    os.kill(os.getpid(), signal.SIGTERM)

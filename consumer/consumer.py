@@ -18,6 +18,7 @@ from holdfast.consumer.batches import Batches
 from holdfast.consumer.books import Books
 from holdfast.consumer.fitness import check_apart, registered
 from holdfast.consumer.homes import Homes
+from holdfast.consumer.lingering import end_if_it_lingers
 from holdfast.consumer.metrics import ConsumerMetrics
 from holdfast.consumer.reporter import Reporter
 from holdfast.consumer.route import Route, Routing
@@ -169,7 +170,8 @@ class Consumer:
         """Handle messages until `stop`, SIGTERM or SIGINT; or until nothing is left.
 
         What runs is finished and settled before this returns, within `drain_seconds`; the
-        rest goes back without blame. A second signal ends it at once.
+        rest goes back without blame. A second signal ends it at once. Where a client library
+        does not come back after a signal, the process ends all the same, with exit code 4.
         """
         if not self._routes:
             raise ConfigurationError("no handler is registered: decorate one with consumer.on()")
@@ -188,7 +190,9 @@ class Consumer:
             )
             closing.callback(setattr, self, "_assembly", None)
             if threading.current_thread() is threading.main_thread():
-                closing.enter_context(signals_heard(partial(self._asked, assembly)))
+                ended = threading.Event()
+                closing.callback(ended.set)
+                closing.enter_context(signals_heard(partial(self._asked, assembly, ended)))
             if self._stopped.is_set():
                 return
             assembly.run(until_idle=until_idle)
@@ -211,10 +215,12 @@ class Consumer:
             )
         return _LateTopicHome(self.broker)
 
-    def _asked(self, assembly: Assembly, number: int) -> None:
+    def _asked(self, assembly: Assembly, ended: threading.Event, number: int) -> None:
         again = assembly.runtime.stopping.is_set()
+        seconds = self.settings.drain_seconds
+        end_if_it_lingers(assembly.runtime, ended, drain_seconds=seconds)
         assembly.stop()
-        bound = f"finishing what is in hand, for at most {self.settings.drain_seconds:g} s"
+        bound = f"finishing what is in hand, for at most {seconds:g} s"
         log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 
 

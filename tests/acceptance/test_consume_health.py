@@ -206,6 +206,44 @@ def test_the_first_signal_drains_and_the_second_ends_at_once(shop: Path, workers
     assert handled(shop) == ["hang"]
 
 
+SPINNING = """
+import pathlib, sys
+from holdfast.consumer import Consumer
+from holdfast.testing import Fault, ScriptedBroker
+
+def spin(step):
+    pathlib.Path("spins").touch()
+    while True:
+        pass
+
+broker = ScriptedBroker(Fault(point="poll", effect=spin))
+broker.create_topic("orders")
+consumer = Consumer(broker, group="billing")
+
+@consumer.on("orders")
+def bill(order: str) -> None: ...
+
+consumer.run()
+"""
+
+
+def test_a_client_that_never_comes_back_does_not_keep_a_program_from_ending(tmp_path: Path) -> None:
+    """Also where a program calls `run` itself; the log says where the client was."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPINNING], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until((tmp_path / "spins").exists, deadline=60, what="the client spins")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 4
+    assert "in spin" in said
+
+
 def test_a_wrong_address_is_one_clear_sentence(shop: Path) -> None:
     """It shows before anything is consumed."""
     with consuming(shop, "--workers", "2", "--http", "nowhere") as process:

@@ -405,6 +405,45 @@ def test_records_of_others_are_taken(broker: KafkaBroker, topic: str, kafka: Kaf
     assert first.message.id != second.message.id
 
 
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_records_of_others_are_taken(
+    broker: KafkaBroker, topic: str, kafka: Kafka, codec: str
+) -> None:
+    """Whatever a producer elsewhere chose, in small batches and in large ones."""
+    raw = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.address, "compression.type": codec, "linger.ms": 50}
+    )
+    bodies = {b"%d " % n * 1000 for n in range(2000)}
+    for body in bodies:
+        raw.produce(topic, body, b"one key")
+    raw.flush()
+    source = broker.source([topic], group="g-" + topic)
+    assert {delivery.body for delivery in _take(source, len(bodies))} == bodies
+    source.close()
+
+
+def test_a_missing_codec_is_named_with_what_installs_it(
+    connect: Opener, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it is polled, and other partitions' messages before it are not lost."""
+    broker = connect("kafka")
+    topic = _topic(broker, partitions=1)
+    _publish(broker, _messages(topic, 3))
+    raw = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.address, "compression.type": "snappy"}
+    )
+    raw.produce(topic, b"x" * 1000)
+    raw.flush()
+    monkeypatch.setattr("kafka.codec.snappy", None)
+    source = broker.source([topic], group="g-" + topic)
+    source.accept(_take(source, 3))
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match=r"snappy.*pip install 'holdfast\[kafka\]'"):
+            _poll_for_ever(source)
+    source.close()
+    assert sum(broker.lag("g-" + topic, [topic]).values()) == 1
+
+
 def test_headers_of_staged_events_travel_whole(broker: KafkaBroker, topic: str) -> None:
     """Also those with a zero character, where a client would cut text, and raw bytes."""
     own: list[Any] = [("text", "ü"), ("zero", "a\x00b"), ("raw", b"\xff\x00"), ("none", None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ _GONE = (
     kafka.IllegalGenerationError,
     kafka.UnknownMemberIdError,
 )
+_CODEC = re.compile(r"Libraries for (\w+) compression codec")
 FENCED = (kafka.InvalidProducerEpochError, kafka.ProducerFencedError)
 
 
@@ -49,6 +51,8 @@ def translation(error: BaseException, doing: str) -> HoldfastError:
         return error
     if isinstance(error, FENCED):
         return FencedOff(f"{text}; another sink uses the same transactional_id")
+    if isinstance(error, kafka.UnsupportedCodecError):
+        return _codec_missing(error)
     if isinstance(error, _WRONG_SETTINGS):
         return ConfigurationError(text)
     if isinstance(error, _GONE):
@@ -60,6 +64,16 @@ def translation(error: BaseException, doing: str) -> HoldfastError:
     ):
         return InvalidMessage(text)
     return BrokerDown(text)
+
+
+def _codec_missing(error: BaseException) -> HoldfastError:
+    found = _CODEC.search(str(error))
+    if found is None:
+        return ConfigurationError(f"a message is compressed in a way unknown here: {error}")
+    return ConfigurationError(
+        f"a message is compressed with {found[1]}, whose library is not installed: run  "
+        "pip install 'holdfast[kafka]'  to read it"
+    )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import Fetcher
 from kafka.consumer.subscription_state import (
     AsyncConsumerRebalanceListener,
     TopicPartitionState,
@@ -49,6 +50,7 @@ class PureMember:
         self._network = Network(CallerLoop)
         self._heard_at = clock.monotonic()
         self._client: Any = connected(KafkaConsumer, configs, self._network)
+        self._client._fetcher.PartitionRecords = _Records
         with translated("subscribing"):
             self._client.subscribe(
                 topics, listener=_Hear(self._network.loop, rebalance, self._forget)
@@ -167,6 +169,22 @@ class PureMember:
         """Leave the group and close the client."""
         with translated("closing"):
             self._client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
+
+
+class _Records(Fetcher.PartitionRecords):  # type: ignore[misc]
+    """Records of one partition, given up when one of them cannot be read.
+
+    kafka-python would go on to ask for more of them, and as none come it would ask for ever,
+    within one `poll`. What is given up is fetched again.
+    """
+
+    def take(self, n: int | None = None) -> Any:
+        """Return the next *n*."""
+        try:
+            return super().take(n)
+        except BaseException:
+            self.drain()
+            raise
 
 
 class _Join:
