@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from holdfast.columns import ascii_only
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.transaction import DatabaseDown
 from holdfast.dlq import closed
@@ -66,6 +67,18 @@ class Books:
         with translated():
             return transact(self.engine, work, clock=self._clock)
 
+    def _told(self, text: str, write: Callable[[Connection, str], object]) -> None:
+        """Write what *text* says; in plain characters if the database has no others.
+
+        What an error says is never the reason why it cannot be counted.
+        """
+        try:
+            self.run(lambda db: write(db, text))
+        except (DatabaseDown, UnicodeEncodeError) as error:
+            if not isinstance(error.__cause__ or error, (DataError, UnicodeEncodeError)):
+                raise
+            self.run(lambda db: write(db, ascii_only(text)))
+
     def introduce(self, routes: Iterable[Route]) -> None:
         """Enter the consumers in the inbox's roster now: handlers would wait for each other."""
         for route in routes:
@@ -77,8 +90,8 @@ class Books:
 
     def failed(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt."""
-        with translated():
-            self.ledger.failed(*work.identity, error)
+        text = f"{type(error).__name__}: {error}"
+        self._told(text, lambda db, said: self.ledger.failed(*work.identity, said, connection=db))
         work.known = True
 
     def crashed(self, work: Work) -> None:
@@ -101,7 +114,7 @@ class Books:
         """Park *work* until its retry is due: committed before the broker is told."""
         note = "retry" if error is None else f"retry after {type(error).__name__}: {error}"
 
-        def write(db: Connection) -> None:
+        def write(db: Connection, note: str) -> None:
             for _ in range(work.unproven):
                 self.ledger.failed(*work.identity, note, connection=db)
             if work.row is not None:
@@ -111,7 +124,7 @@ class Books:
                     db, key_of(work), origin_of(work), attempt=work.attempt, delay=delay, note=note
                 )
 
-        self.run(write)
+        self._told(note, write)
 
     def is_dead(self, db: Connection, work: Work) -> bool:
         """Whether *work* is a message that waits among the dead letters: it came again."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain, plain_values
 from holdfast.consumer.held import Held, HeldKey, HeldRow, hash_of
 from holdfast.consumer.schema import audit, circuit, database_now, held, held_key
 from holdfast.errors import ConfigurationError, NotFound
@@ -200,8 +201,9 @@ class Desk:
     ) -> None:
         db.execute(
             insert(audit).values(
-                at=self._clock.now(), actor=warrant.actor[:255], action=action,
-                subject=subject[:600], reason=warrant.reason, detail=detail,
+                at=self._clock.now(), actor=cut(warrant.actor), action=action,
+                subject=cut(subject, 600), reason=plain(warrant.reason),
+                detail=plain_values(detail),
             )
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ class Uuid7:
 
 def derived_id(*parts: str) -> str:
     """Return the id that always follows from *parts*: identity is derived, never invented."""
-    name = NAMESPACE.bytes + "\x1f".join(parts).encode()
+    name = NAMESPACE.bytes + "\x1f".join(parts).encode("utf-8", "surrogatepass")
     digest = hashlib.sha1(name, usedforsecurity=False).hexdigest()
     # A UUID of version 5, as `uuid.uuid5` makes it in several times the time.
     variant = "89ab"[int(digest[16], 16) & 3]

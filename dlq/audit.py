@@ -16,7 +16,8 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.rows import cut, plain
+from holdfast.columns import cut, plain
+from holdfast.dlq.rows import document
 from holdfast.dlq.schema import audit, head
 from holdfast.dlq.store import insert_ignoring
 from holdfast.dlq.transactions import committed
@@ -113,7 +114,7 @@ class Audit:
             "action": cut(action, 32),
             "subject": cut(subject, _MOST_SUBJECT),
             "reason": plain(warrant.reason),
-            "detail": plain(_encode(more).decode()),
+            "detail": document(more),
             "previous": previous,
         }
         row["hash"] = sealed(row)

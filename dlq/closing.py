@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import and_, insert, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain
 from holdfast.dlq.changes import change_row
-from holdfast.dlq.rows import (
-    CLOSED,
-    CONFIRMED,
-    DISCARDED,
-    PARKED,
-    PENDING,
-    cut,
-    plain,
-)
+from holdfast.dlq.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING
 from holdfast.dlq.schema import change, message
 from holdfast.errors import ConfigurationError
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.columns import plain_values
 from holdfast.dlq.letter import (
     SCHEMA_VERSION,
     Coordinates,
@@ -73,7 +74,11 @@ def to_json(letter: DeadLetter) -> bytes:
         **{name: getattr(own, name) for name in _PLAIN},
     )
     parts = {name: getattr(letter, name) for name in _PARTS}
-    return msgspec.json.encode(_Exported(message=message, **parts))
+    whole = _Exported(message=message, **parts)
+    try:
+        return msgspec.json.encode(whole)
+    except UnicodeEncodeError:  # JSON has no lone surrogates: they are made visible
+        return msgspec.json.encode(plain_values(msgspec.to_builtins(whole)))
 
 
 def from_json(line: bytes | str) -> DeadLetter:

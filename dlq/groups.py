@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.figures import Unfolded, snapshot, unfolded
 from holdfast.dlq.group import EVERY_OPEN, STATES, Group, Which, adorned, read_groups
-from holdfast.dlq.rows import cut, plain
 from holdfast.dlq.schema import group
 from holdfast.dlq.tally import fold
 from holdfast.dlq.transactions import committed

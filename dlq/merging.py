@@ -13,7 +13,15 @@ import msgspec
 
 from holdfast.dlq.changes import change_row
 from holdfast.dlq.letter import MOST_FAILURES, Occurrence
-from holdfast.dlq.rows import PENDING, document, occurrences, read_envelope, whole
+from holdfast.dlq.rows import (
+    PENDING,
+    document,
+    exact_of,
+    is_of,
+    occurrences,
+    read_envelope,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +42,13 @@ _FAILURE = (
 
 def is_same_message(stored: Row, row: Row) -> bool:
     """Whether *row* is of the message in *stored*: marks of a replay are only headers."""
-    return all(stored[name] == row[name] for name in ("message_id", "consumer_group"))
+    return stored["consumer_group"] == row["consumer_group"] and is_of(stored, _id(row))
+
+
+def _id(row: Row) -> str:
+    """Return the id of the message in *row*, whole."""
+    own: str = row["message_id"]
+    return own if row["exact"] is None else exact_of(row["exact"]).get("id", own)
 
 
 def merged(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut
 from holdfast.dlq.positions import is_newer
-from holdfast.dlq.rows import PENDING, cut, key_hash
+from holdfast.dlq.rows import PENDING, key_hash
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.store import insert_ignoring
 
@@ -41,7 +42,7 @@ class OpenLetter(NamedTuple):
         Where positions cannot be compared, what is handled later counts as newer: to hold
         one too many costs a question, to let one pass brings back an old value.
         """
-        if message.id == self.message_id:
+        if cut(message.id) == self.message_id:
             return False
         comparable = delivery is not None and delivery.lane.partition == self.lane
         newer = is_newer(delivery.position, self.position) if comparable and delivery else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.columns import ascii_only, cut, plain, plain_values
 from holdfast.dlq import rules
 from holdfast.dlq.letter import (
     Coordinates,
@@ -22,6 +24,7 @@ from holdfast.dlq.letter import (
     Occurrence,
     Raised,
 )
+from holdfast.dlq.schema import message as message_table
 from holdfast.headers import Headers
 from holdfast.message import Message
 
@@ -39,8 +42,18 @@ CLOSED = (CONFIRMED, DISCARDED, PARKED)
 _MOST_NUMBER = 2**31 - 1
 _MOST_HINT, _MOST_HINTS = 200, 12
 _WAYS = ("explicit", "stack", "message")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LAST_MOMENT = 253_402_300_799.0  # in the year 9999
+_ATTRIBUTES = {
+    "id": "message_id", "type": "type", "source": "source", "correlation_id": "correlation_id",
+    "causation_id": "causation_id", "content_type": "content_type", "schema": "schema_ref",
+    "traceparent": "traceparent",
+}  # fmt: skip
+"""What a message says of itself, and in which columns."""
+_LENGTHS: dict[str, int | None] = {
+    column.name: getattr(column.type, "length", None) for column in message_table.columns
+}
 _occurrences = msgspec.json.Decoder(tuple[Occurrence, ...]).decode
 _pairs = msgspec.json.Decoder(list[tuple[str, str | dict[str, str] | None]]).decode
 
@@ -84,11 +97,23 @@ def group_of(letter: DeadLetter, found: rules.Fingerprint) -> str:
     )
 
 
-def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[str, Any]:
-    """Return the row of *letter*."""
+def row_of(
+    letter: DeadLetter, found: rules.Fingerprint, *, now: float, plainly: bool = False
+) -> dict[str, Any]:
+    """Return the row of *letter*; *plainly*: in characters that every database has."""
+    row = _row(letter, found, now)
+    if plainly:
+        for name, value in row.items():
+            if isinstance(value, str) and not value.isascii():
+                row[name] = ascii_only(value)[: _LENGTHS[name]]
+        row["exact"] = _exact(letter.message, row)
+    return row
+
+
+def _row(letter: DeadLetter, found: rules.Fingerprint, now: float) -> dict[str, Any]:
     message, failure, culprit = letter.message, letter.failure, letter.culprit
     history, governance = letter.history, letter.governance
-    return {
+    row = {
         "dlq_id": letter.dlq_id,
         "group_id": group_of(letter, found),
         "state": PENDING,
@@ -150,6 +175,8 @@ def row_of(letter: DeadLetter, found: rules.Fingerprint, *, now: float) -> dict[
         "closed_reason": None,
         "expires_at": None if governance.expires_at is None else _moment(governance.expires_at),
     }
+    row["exact"] = _exact(message, row)
+    return row
 
 
 def letter_of(row: Row) -> DeadLetter:
@@ -176,10 +203,27 @@ def letter_of(row: Row) -> DeadLetter:
     )
 
 
+def least(letter: DeadLetter, error: BaseException) -> DeadLetter:
+    """Return of *letter* what is needed to send it again, and why the rest is not kept."""
+    text = f"the database refused what was known of it: {type(error).__name__}"
+    message = letter.message.with_(
+        source="", correlation_id=None, causation_id=None, traceparent=None
+    )
+    failure = msgspec.structs.replace(
+        letter.failure, chain=(Raised(type="unstorable", text=text),), also=(), explicit=None,
+        trace="", known=None,
+    )  # fmt: skip
+    history = msgspec.structs.replace(
+        letter.history,
+        failures=tuple(msgspec.structs.replace(one, error=text) for one in letter.history.failures),
+    )
+    return msgspec.structs.replace(letter, message=message, failure=failure, history=history)
+
+
 def message_of(row: Row) -> Message:
     """Return the original message in *row*."""
     key, payload = row["message_key"], row["payload"]
-    return Message(
+    found = Message(
         id=row["message_id"],
         topic=row["topic"],
         payload=None if payload is None else bytes(payload),
@@ -194,6 +238,34 @@ def message_of(row: Row) -> Message:
         schema=row["schema_ref"],
         traceparent=row["traceparent"],
     )
+    return found if row["exact"] is None else found.with_(**exact_of(row["exact"]))
+
+
+def exact_of(text: str) -> dict[str, str]:
+    """Return what the column `exact` keeps: attributes that their own columns do not take."""
+    found: dict[str, str] = msgspec.json.decode(text)
+    return {
+        name: b64decode(value).decode("utf-8", "surrogatepass") for name, value in found.items()
+    }
+
+
+def is_of(row: Row, message_id: str) -> bool:
+    """Whether the letter in *row* is of the message *message_id*."""
+    whole = None if row["exact"] is None else exact_of(row["exact"]).get("id")
+    return row["message_id"] == cut(message_id) if whole is None else whole == message_id
+
+
+def _exact(message: Message, row: Row) -> str | None:
+    """Return the attributes of *message* that their columns in *row* have changed; None: none.
+
+    A replay must carry the very id, or the dedup of its consumer does not know it.
+    """
+    changed = {
+        name: b64encode(text.encode("utf-8", "surrogatepass")).decode()
+        for name, column in _ATTRIBUTES.items()
+        if (text := getattr(message, name)) != row[column]
+    }
+    return document(changed) if changed else None
 
 
 def read_envelope(text: str) -> Envelope:
@@ -207,8 +279,19 @@ def occurrences(text: str) -> tuple[Occurrence, ...]:
 
 
 def document(value: Any) -> str:
-    """Return *value* as JSON text."""
-    return msgspec.json.encode(value).decode()
+    """Return *value* as JSON in ASCII, which every database takes.
+
+    Lone surrogates, which JSON does not have, are made visible.
+    """
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(plain_values(msgspec.to_builtins(value))).decode()
+    return text if text.isascii() else _BEYOND_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
 
 
 def header_text(headers: Iterable[Pair]) -> str:
@@ -224,18 +307,6 @@ def headers_of(text: str) -> Headers:
 def key_hash(key: bytes | None) -> str | None:
     """Return what stands for *key* where keys are counted and searched."""
     return None if key is None else hashlib.sha256(key).hexdigest()[:32]
-
-
-def cut(text: str | None, most: int = 255) -> Any:
-    """Return *text* as a column of *most* characters takes it."""
-    return None if text is None else plain(text[:most])
-
-
-def plain(text: str) -> str:
-    """Return *text* without what PostgreSQL (NUL) or UTF-8 (lone surrogates) refuses."""
-    if "\x00" in text:
-        text = text.replace("\x00", "\\0")
-    return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
 
 
 def moment(seconds: float) -> datetime:

@@ -60,6 +60,7 @@ message = Table(
     Column("content_type", _name()),
     Column("schema_ref", _Document),
     Column("traceparent", _name()),
+    Column("exact", _Document),
     Column("broker", _name(64), nullable=False),
     Column("lane", Integer),
     Column("position", _name(64)),
@@ -103,9 +104,11 @@ message = Table(
     Index("holdfast_dlq_message_key", "key_hash"),
     Index("holdfast_dlq_message_message", "message_id"),
     Index("holdfast_dlq_message_subject", "subject"),
+    Index("holdfast_dlq_message_correlation", "correlation_id"),
     sqlite_autoincrement=True,
 )
-"""One row per dead letter. `state`: pending, or closed as confirmed, discarded or parked."""
+"""One row per dead letter. `state`: pending, or closed as confirmed, discarded or parked. `exact`
+holds attributes of the message that their columns do not take as they are."""
 
 revision = Table(
     "holdfast_dlq_revision",

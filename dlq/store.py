@@ -11,16 +11,18 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import ascii_only, cut
 from holdfast.dlq import rules
 from holdfast.dlq.changes import change_row
 from holdfast.dlq.letter import DeadLetter, dead_letter_id
 from holdfast.dlq.merging import is_same_message, merged
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.rows import document, fingerprint_of, letter_of, plain, row_of
+from holdfast.dlq.rows import document, fingerprint_of, group_of, least, letter_of, row_of
 from holdfast.dlq.schema import change, group, message
-from holdfast.dlq.transactions import committed, down, refuse_too_large
+from holdfast.dlq.transactions import committed, down, is_about_data, refuse_too_large
 from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError, DependencyDown
+from holdfast.transactions import take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +64,9 @@ class StoreHome:
         ordered = sorted(letters, key=lambda letter: letter.dlq_id)
         try:
             if connection is not None:
-                known: set[str] = set()
-                self._write(connection, ordered, known)
+                self._write(connection, ordered, set(), carefully=True)
             else:
-                known = committed(self.engine, lambda db: self._own(db, ordered), clock=self._clock)
-                self._known |= known
+                self._known |= self._committed(ordered)
                 self._fold_sometimes(len(ordered))
         except SQLAlchemyError as error:
             METRICS.write_failed("store")
@@ -78,6 +78,17 @@ class StoreHome:
             raise
         for letter in ordered:
             METRICS.put(letter)
+
+    def _committed(self, letters: Sequence[DeadLetter]) -> set[str]:
+        """Write in a transaction of our own; return the groups that are then known to exist."""
+        try:
+            return committed(self.engine, lambda db: self._own(db, letters), clock=self._clock)
+        except Exception as error:
+            if not is_about_data(error):
+                raise
+        return committed(
+            self.engine, lambda db: self._own(db, letters, carefully=True), clock=self._clock
+        )
 
     def _fold_sometimes(self, written: int) -> None:
         """Keep the changes few; whoever reads counts the unfolded ones, too."""
@@ -98,33 +109,87 @@ class StoreHome:
             row = db.execute(select(message).where(message.c.dlq_id == dlq_id)).mappings().first()
         return None if row is None else letter_of(row)
 
-    def _own(self, db: Connection, letters: Sequence[DeadLetter]) -> set[str]:
-        """Write in a transaction of our own; return the groups that are then known to exist."""
+    def _own(
+        self, db: Connection, letters: Sequence[DeadLetter], *, carefully: bool = False
+    ) -> set[str]:
         if len(self._known) > _MOST_KNOWN:
             self._known = set()
         known = set(self._known)
-        self._write(db, letters, known)
+        self._write(db, letters, known, carefully=carefully)
         return known
 
-    def _write(self, db: Connection, letters: Sequence[DeadLetter], known: set[str]) -> None:
+    def _write(
+        self, db: Connection, letters: Sequence[DeadLetter], known: set[str], *, carefully: bool
+    ) -> None:
         now = self._clock.now().timestamp()
         changes: list[dict[str, Any]] = []
+        keep = self._keep if carefully else self._one
         for letter in letters:
-            found = fingerprint_of(letter.failure)
-            row = row_of(letter, found, now=now)
-            # A letter that is there has a group; it gets another only if it fails in another way.
-            if row["group_id"] not in known and (
-                _has_group(db, row) or not _is_there(db, row["dlq_id"])
-            ):
-                ensure_group(db, letter, row, found)
-                known.add(row["group_id"])
-            if self._triage is not None:
-                row |= self._triage.judge(row, now)
-            changes += self._put(db, letter, row, now)
-            if letter.lineage.replay_id is not None:
-                _tell_replay(db, msgspec.structs.replace(letter, dlq_id=row["dlq_id"]))
+            changes += keep(db, letter, now, known)
         if changes:
             db.execute(insert(change), changes)
+
+    def _keep(
+        self, db: Connection, letter: DeadLetter, now: float, known: set[str]
+    ) -> list[dict[str, Any]]:
+        """Write *letter*, with what can be stored of it if the database refuses something.
+
+        A refusal that is about the row is no outage: the same would come for ever.
+        """
+        if db.dialect.name == "sqlite":
+            # Else an engine of the caller's own would commit with the savepoint.
+            db.execute(select(1))
+            take_turns(db)
+        point = db.begin_nested()
+        try:
+            changes = self._one(db, letter, now, known)
+        except Exception as error:
+            # What else it is rolls back the whole; MySQL's deadlock has taken the point with it.
+            if not is_about_data(error):
+                raise
+            log.warning("dead letter %s is stored in plain characters: %s", letter.dlq_id, error)
+        else:
+            point.commit()
+            return changes
+        point.rollback()
+        known.discard(group_of(letter, fingerprint_of(letter.failure)))
+        point = db.begin_nested()
+        try:
+            changes = self._one(db, letter, now, known, plainly=True)
+        except Exception as error:
+            if not is_about_data(error):
+                raise
+            log.exception("dead letter %s is stored without what its failure says", letter.dlq_id)
+            left = least(letter, error)
+        else:
+            point.commit()
+            return changes
+        point.rollback()
+        return self._one(db, left, now, known, plainly=True)
+
+    def _one(
+        self,
+        db: Connection,
+        letter: DeadLetter,
+        now: float,
+        known: set[str],
+        *,
+        plainly: bool = False,
+    ) -> list[dict[str, Any]]:
+        found = fingerprint_of(letter.failure)
+        row = row_of(letter, found, now=now, plainly=plainly)
+        # A letter that is there has a group; it gets another only if it fails in another way.
+        if row["group_id"] not in known and (
+            _has_group(db, row) or not _is_there(db, row["dlq_id"])
+        ):
+            ensure_group(db, letter, row, found)
+            known.add(row["group_id"])
+        if self._triage is not None:
+            row |= self._triage.judge(row, now)
+        changes = self._put(db, letter, row, now)
+        if letter.lineage.replay_id is not None:
+            _tell_replay(db, msgspec.structs.replace(letter, dlq_id=row["dlq_id"]))
+        return changes
 
     def _put(
         self, db: Connection, letter: DeadLetter, row: dict[str, Any], now: float
@@ -201,11 +266,12 @@ def ensure_group(
     if _has_group(db, row):
         return
     root = letter.failure.root
+    title = cut(f"{root.type}: {rules.parameterised(root.text)}", _MOST_TITLE)
     values = {
         "group_id": row["group_id"],
         "fingerprint": found.value,
         "algorithm": found.algorithm,
-        "title": plain(f"{root.type}: {rules.parameterised(root.text)}"[:_MOST_TITLE]),
+        "title": ascii_only(title) if row["error_text"].isascii() else title,
         "hints": document({"by": found.by, "hints": found.hints}),
         "sample": row["dlq_id"],
         "state": "new",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRIES = 8
+_CHECKS = (3819, 4025)
 
 
 def committed(
@@ -83,8 +84,14 @@ def is_about_data(error: BaseException) -> bool:
         return False
     cause = _database_error(error)
     if isinstance(cause, DBAPIError):
-        return isinstance(cause, (DataError, IntegrityError))
+        return isinstance(cause, (DataError, IntegrityError)) or _is_check(cause)
     return isinstance(cause, (StatementError, ArithmeticError, ValueError, TypeError))
+
+
+def _is_check(error: DBAPIError) -> bool:
+    """Whether a CHECK of MySQL or MariaDB refused the row: their drivers call it operational."""
+    number = error.orig.args[0] if error.orig is not None and error.orig.args else None
+    return number in _CHECKS
 
 
 def _database_error(error: BaseException) -> BaseException:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut
 from holdfast.dlq.audit import Audit, Warrant
 from holdfast.dlq.fields import changed
 from holdfast.dlq.redaction import within, without_fields
-from holdfast.dlq.rows import cut
 from holdfast.dlq.schema import subject_key
 from holdfast.dlq.store import insert_ignoring
 from holdfast.dlq.transactions import committed

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.columns import plain
 from holdfast.dlq.fields import pattern
 from holdfast.dlq.letter import (
     SCHEMA_VERSION,
@@ -30,7 +31,7 @@ from holdfast.dlq.letter import (
     dead_letter_id,
     dlq_topic,
 )
-from holdfast.dlq.rows import fingerprint_of, plain
+from holdfast.dlq.rows import fingerprint_of
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
 from holdfast.ids import derived_id

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
+from holdfast.columns import MOST_TEXT, NAME, plain
 from holdfast.ids import derived_id
 
 KEY_BYTES = 16
 DIGEST_BYTES = 8
-_LONGEST, _LONGEST_TEXT = 255, 2000
 _UUID_LENGTH, _HEX_LENGTH = 36, 32
 _blake2b = hashlib.blake2b
 _TOMBSTONE = _blake2b(digest_size=DIGEST_BYTES, person=b"tombstone").digest()
@@ -44,11 +44,10 @@ def content_digest(payload: bytes | None) -> bytes:
 
 def storable(text: str) -> str:
     """Return *text* as every database takes it, and no longer than anybody reads."""
-    cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
-    return cut.replace("\0", "\\0").encode("utf-8", "replace").decode()
+    return plain(text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…")
 
 
-def fitted(name: str, longest: int = _LONGEST) -> str:
+def fitted(name: str, longest: int = NAME) -> str:
     """Return *name* as a text column takes it: one too long or not storable gives its digest."""
     if len(name) <= longest and "\0" not in name and name.isprintable():
         return name

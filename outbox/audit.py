@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, insert, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain, plain_values
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.schema import audit
 from holdfast.transactions import transact
@@ -16,7 +17,7 @@ from holdfast.transactions import transact
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
-_LONGEST_ACTOR, _LONGEST_SUBJECT = 255, 600
+_LONGEST_SUBJECT = 600
 _PRUNED = 1000  # entries in one transaction
 
 
@@ -60,11 +61,11 @@ class Audit:
         """Write one entry in the transaction of the act itself: both happen or neither."""
         entry = {
             "at": self._clock.now(),
-            "actor": warrant.actor[:_LONGEST_ACTOR],
+            "actor": cut(warrant.actor),
             "action": action,
-            "subject": subject[:_LONGEST_SUBJECT],
-            "reason": warrant.reason,
-            "detail": detail,
+            "subject": cut(subject, _LONGEST_SUBJECT),
+            "reason": plain(warrant.reason),
+            "detail": plain_values(detail),
         }
         db.execute(insert(audit), entry)
 

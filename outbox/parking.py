@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import MOST_TEXT, cut
 from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.outcome import sort_out
@@ -147,7 +148,7 @@ class Parking:
         now = self._clock.now()
         missing: list[Refused] = []
         for row, error in rows:
-            why = None if error is None else mask(str(error))[:2000]
+            why = None if error is None else cut(mask(str(error)), MOST_TEXT)
             how = BEHIND if error is None else REFUSED
             copied = db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
             if not copied.rowcount and not self._keep(db, row, why, how):
@@ -204,7 +205,7 @@ class Parking:
                 db.execute(delete(parked).where(parked.c.seq.in_(outcome.done)))
             for row, error in again:
                 if error is not None:
-                    why = {"state": REFUSED, "error": mask(str(error))[:2000]}
+                    why = {"state": REFUSED, "error": cut(mask(str(error)), MOST_TEXT)}
                     db.execute(update(parked).where(parked.c.seq == row.seq).values(**why))
 
         transact(self._engine, settle, clock=self._clock)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain
 from holdfast.dlq.audit import Audit
 from holdfast.dlq.replay.differences import difference
 from holdfast.dlq.replay.letters import WITHHELD, Stored, stored
@@ -185,10 +186,10 @@ class Edits:
             "revision": number,
             "payload": draft.after.payload,
             "headers": header_text(draft.after.headers),
-            "difference": text,
+            "difference": plain(text),
             "transform": transform,
-            "actor": warrant.actor[:255],
-            "reason": warrant.reason,
+            "actor": cut(warrant.actor),
+            "reason": plain(warrant.reason),
             "made_at": self._clock.now().timestamp(),
         }
         db.execute(insert(revision), row)

@@ -11,6 +11,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut, plain
 from holdfast.dlq.audit import Audit
 from holdfast.dlq.closing import SYSTEM, close
 from holdfast.dlq.replay.plan import Plan, Terms
@@ -93,8 +94,8 @@ def _frozen(
         "id": new_id(),
         "state": PlanState.DRAFT,
         "created_at": now,
-        "created_by": warrant.actor[:255],
-        "reason": warrant.reason,
+        "created_by": cut(warrant.actor),
+        "reason": plain(warrant.reason),
         "total": total,
         "hash": manifest.hash,
         "high_water": manifest.high_water,

@@ -31,6 +31,7 @@ _MESSAGE = tuple(
     for name in (
         "dlq_id", "message_id", "topic", "type", "source", "message_key", "payload", "headers",
         "event_at", "correlation_id", "causation_id", "content_type", "schema_ref", "traceparent",
+        "exact",
     )
 )  # fmt: skip
 _envelope = msgspec.json.Decoder(Envelope).decode

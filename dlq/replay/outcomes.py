@@ -18,7 +18,7 @@ from holdfast.dlq.replay.marks import Marks
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import WAITING, ItemState
 from holdfast.dlq.replay.steps import Policy
-from holdfast.dlq.rows import CONFIRMED, cut, fingerprint_of
+from holdfast.dlq.rows import CONFIRMED, fingerprint_of, is_of
 from holdfast.dlq.schema import message as stored
 
 if TYPE_CHECKING:
@@ -72,14 +72,15 @@ def confirm(
     headers, which anybody may write. A message that is not told (None) is not compared.
     """
     query = (
-        select(item.c.dlq_id, stored.c.message_id)
+        select(item.c.dlq_id, stored.c.message_id, stored.c.exact)
         .outerjoin(stored, stored.c.dlq_id == item.c.dlq_id)
         .where(item.c.plan_id == plan_id, item.c.dlq_id.in_(sorted(handled)))
     )
     ids = set()
-    for dlq_id, kept in connection.execute(query):
+    for row in connection.execute(query).mappings():
+        dlq_id, kept = row["dlq_id"], row["message_id"]
         told = handled[dlq_id]
-        if told is None or kept is None or cut(told) == kept:
+        if told is None or kept is None or is_of(row, told):
             ids.add(dlq_id)
         else:
             log.warning("message %s was handled as letter %s of plan %s, which is message %s: "

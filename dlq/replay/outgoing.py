@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import and_, bindparam, case, select
 
 from holdfast.binary_rows import in_binary
+from holdfast.columns import is_utf8
 from holdfast.dlq.replay.letters import named
 from holdfast.dlq.replay.marks import Stamp
 from holdfast.dlq.replay.replayed import NO_TIME, REST, Replayed
@@ -18,7 +19,7 @@ from holdfast.dlq.replay.state import NOT_CLAIMED, ItemState
 from holdfast.dlq.replay.supersession import superseded
 from holdfast.dlq.replay.target import Place, target_topic
 from holdfast.dlq.restoring import opened
-from holdfast.dlq.rows import PENDING, Envelope
+from holdfast.dlq.rows import PENDING, Envelope, exact_of
 from holdfast.dlq.schema import message, overtaken, revision
 from holdfast.errors import ConfigurationError
 
@@ -49,6 +50,7 @@ _PARTS = (
     message.c.message_id,
     message.c.type,
     message.c.message_key,
+    message.c.exact,
     case((_edited, revision.c.payload), else_=message.c.payload).label("payload"),
     case((_edited, revision.c.headers), else_=message.c.headers).label("headers"),
     *(message.c[name] for name in REST),
@@ -82,6 +84,19 @@ _OVERTAKEN = (
 _SETTLED = select(item.c.position).where(*_IN_RANGE, item.c.state.in_(NOT_CLAIMED))
 _GONE = "its dead letter is no longer in the store: there is nothing to send"
 _is_there = itemgetter(2)
+
+
+def _exactly(exact: str, own_id: str, kind: str, rest: Any) -> tuple[str, str, Any]:
+    """Return the id, the type and the `REST` of a message as they came, if a wire takes that."""
+    whole = {name: text for name, text in exact_of(exact).items() if is_utf8(text)}
+    named = zip(REST, rest, strict=True)
+    return (
+        whole.get("id", own_id),
+        whole.get("type", kind),
+        tuple(
+            whole.get("schema" if name == "schema_ref" else name, value) for name, value in named
+        ),
+    )
 
 
 class Refusal(NamedTuple):
@@ -157,8 +172,11 @@ class Reader:
         found: list[Message] = []
         places: set[Place] = set()
         for row in rows:
-            (number, dlq_id, is_there, topic, group, state, envelope, own_id, kind, key, payload,
-             headers) = row[:_HEAD]  # fmt: skip
+            (number, dlq_id, is_there, topic, group, state, envelope, own_id, kind, key, exact,
+             payload, headers) = row[:_HEAD]  # fmt: skip
+            rest = row[_HEAD:]
+            if exact is not None:
+                own_id, kind, rest = _exactly(exact, own_id, kind, rest)
             if not is_there:
                 unfit.append(Refusal(number, dlq_id, _GONE, holds=False))
                 continue
@@ -185,8 +203,9 @@ class Reader:
                     replayed=True,
                     packed=headers,
                     dlq_id=dlq_id,
-                    rest=row[_HEAD:],
+                    rest=rest,
                     stamp=stamp,
+                    in_bytes=exact is not None,
                 )
             )
         return Batch(

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import func, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.columns import cut
 from holdfast.dlq.audit import Audit
 from holdfast.dlq.replay.approval import check_approver
 from holdfast.dlq.replay.lease import Lease, database_seconds
@@ -118,7 +119,10 @@ class Plans:
 
         def work(db: Connection) -> None:
             check_approver(db, found, warrant, shared_account=shared_account)
-            values = {"approved_by": warrant.actor, "approved_at": self._clock.now().timestamp()}
+            values = {
+                "approved_by": cut(warrant.actor),
+                "approved_at": self._clock.now().timestamp(),
+            }
             db.execute(update(plan).where(plan.c.id == found.id).values(**values))
             detail = {"hash": found.hash, "shared_account": shared_account}
             self._record(db, found, warrant, "replay.approve", detail)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, or_, select, update
 
+from holdfast.columns import MOST_TEXT, cut
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.state import WAITING, ItemState
 
@@ -34,7 +35,10 @@ def set_aside(db: Connection, plan: Plan, refused: Sequence[Refusal], clock: Clo
     )
     db.execute(
         skip,
-        [{"number": r.number, "into": r.state.value, "words": r.words[:2000]} for r in refused],
+        [
+            {"number": r.number, "into": r.state.value, "words": cut(r.words, MOST_TEXT)}
+            for r in refused
+        ],
     )
     stuck = [one for one in refused if one.holds]
     if plan.policy.commutative or not stuck:

@@ -39,6 +39,8 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
     dlq_id: str
     rest: tuple[float, str, str | None, str | None, str | None, str | None, str | None, int]
     stamp: Stamp
+    in_bytes: bool = False
+    """Whether an attribute may hold a zero character, which ends a text on some wires."""
 
     @property
     def whole(self) -> Message:
@@ -73,7 +75,7 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
         """What `wire` holds with its values as text, or None where they are not all text."""
         at, source, schema, correlation, causation, trace, content_type, replays = self.rest
         key, packed = self.key, self.packed
-        if "\\u0000" in packed or (key is not None and b"\0" in key):
+        if self.in_bytes or "\\u0000" in packed or (key is not None and b"\0" in key):
             return None
         pairs = [
             _VERSION,

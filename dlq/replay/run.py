@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from holdfast.columns import MOST_TEXT, cut
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.ending import Ending, EndingKind
 from holdfast.dlq.replay.flight import failures
@@ -101,7 +102,11 @@ class Run:
                 case Stop(reason):
                     log.warning("plan %s stops: %s", self._plan.short, reason)
                     self._land()
-                    self._mark(only=_SENDABLE, state=PlanState.STOPPED, stopped_because=reason)
+                    self._mark(
+                        only=_SENDABLE,
+                        state=PlanState.STOPPED,
+                        stopped_because=cut(reason, MOST_TEXT),
+                    )
                     return Ending(EndingKind.STOPPED, self._plan.id, reason)
                 case Unconfirmed(waiting):
                     text = f"{waiting:,} were sent and are not confirmed yet"

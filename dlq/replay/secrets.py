@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
+from holdfast.columns import cut
 from holdfast.dlq.fields import changed
 from holdfast.dlq.redaction import within
-from holdfast.dlq.rows import cut
 from holdfast.dlq.schema import subject_key
 from holdfast.dlq.vault import is_sealed
 from holdfast.errors import ConfigurationError

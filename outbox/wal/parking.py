@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.columns import MOST_TEXT, cut
 from holdfast.errors import Transient
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.parking import BEHIND, REFUSED, Parking
@@ -66,7 +67,7 @@ class WalParking(Parking):
             for row, error in rows:
                 values = {
                     **row._asdict(),
-                    "error": None if error is None else mask(str(error))[:2000],
+                    "error": None if error is None else cut(mask(str(error)), MOST_TEXT),
                     "state": BEHIND if error is None else REFUSED,
                     "now": self._clock.now(),
                 }

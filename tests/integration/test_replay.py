@@ -796,3 +796,24 @@ def _redacted_envelope() -> str:
 
 
 _REDACTED = _redacted_envelope()
+
+
+def test_a_replay_carries_the_id_and_the_type_of_its_message_whole(shop: Shop) -> None:
+    """However long they are and whatever is in them: dedup knows it by no other name."""
+    made = Message.new("orders", b'{"n": 1}', key="k", ids=lambda: "i" * 300)
+    made = made.with_(type="t" * 250 + "\x00" + "u" * 50, correlation_id="c" * 400)
+    letter = capture(made, _raised("bad total"), group="billing", handler="shop.bill")
+    shop.billing.home.put(letter)
+    plan = shop.freeze(Terms(policy=Policy(canary=0, ramp=(), patience=0.1)))
+    assert shop.send(plan.id).kind is EndingKind.UNCONFIRMED
+    source = shop.broker.source(["orders.billing.replay"], group="billing")
+    (delivery,) = source.poll(10, 5.0)
+    copy = delivery.message
+    source.close()
+    assert (copy.id, copy.type, copy.correlation_id) == (made.id, made.type, made.correlation_id)
+    with shop.engine.begin() as db:
+        confirmed(db, copy.with_(id="i" * 301))
+    assert shop.items(plan.id) == {"claimed": 1}
+    with shop.engine.begin() as db:
+        confirmed(db, copy)
+    assert shop.items(plan.id) == {"confirmed": 1}

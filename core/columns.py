@@ -1,0 +1,58 @@
+"""Text from elsewhere as the columns of every database take it: escaped, then cut."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+NAME = 255
+"""The length of a column for names."""
+MOST_TEXT = 2000
+"""Characters that are kept of what an error says."""
+
+
+def plain(text: str) -> str:
+    """Return *text* without what PostgreSQL (NUL) or UTF-8 (lone surrogates) refuses."""
+    if "\x00" in text:
+        text = text.replace("\x00", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
+
+
+@overload
+def cut(text: str, most: int = NAME) -> str: ...
+@overload
+def cut(text: None, most: int = NAME) -> None: ...
+@overload
+def cut(text: str | None, most: int = NAME) -> str | None: ...
+def cut(text: str | None, most: int = NAME) -> str | None:
+    """Return *text* as a column of *most* characters takes it.
+
+    Escaped before it is cut, for that makes it longer; and cut before, for its length is the
+    sender's choice.
+    """
+    return None if text is None else plain(text[:most])[:most]
+
+
+def is_utf8(text: str) -> bool:
+    """Whether *text* has no lone surrogates: a wire takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plain_values(value: Any) -> Any:
+    """Return *value*, as JSON is made of it, with every text in it plain."""
+    match value:
+        case str():
+            return plain(value)
+        case dict():
+            return {plain(str(name)): plain_values(one) for name, one in value.items()}
+        case list() | tuple():
+            return [plain_values(one) for one in value]
+    return value
+
+
+def ascii_only(text: str) -> str:
+    """Return *text* in characters that every encoding of a database has."""
+    return plain(text).encode("ascii", "backslashreplace").decode()
