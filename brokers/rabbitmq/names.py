@@ -45,6 +45,16 @@ def lanes(topic: str) -> str:
     return _checked(f"{_safe(topic)}:lanes")
 
 
+def others(topic: str) -> str:
+    """Return the name of the exchange for what reaches *topic* under a key that is no lane."""
+    return _checked(f"{_safe(topic)}:others")
+
+
+def topic_arguments(topic: str) -> dict[str, Any]:
+    """Return the arguments of the exchange of *topic*."""
+    return {"alternate-exchange": others(topic)}
+
+
 def lane_queue(topic: str, group: str, partition: int) -> str:
     """Return the name of *group*'s queue for one lane of *topic*."""
     return _checked(f"{_safe(topic)}:{_safe(group)}:{partition}")

@@ -109,8 +109,8 @@ class RabbitSink:
             topic = messages[index].topic
             if how == RETURNED:
                 fix = (
-                    "no consumer group would get the message, so it was not stored; start a "
-                    "consumer once or call broker.create_group()"
+                    "no consumer group would get the message, so it was not stored; run  holdfast "
+                    "group create, call broker.create_group() or start a consumer once"
                 )
                 results[index] = Published(UnknownTopic(topic, fix))
             else:

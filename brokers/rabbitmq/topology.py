@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq import names
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.brokers.rabbitmq")
 _MOST_LANES = 4096
+_told: set[str] = set()  # topics without an alternate exchange; each is told once a process
 
 
 class Topology:
@@ -48,7 +50,7 @@ class Topology:
 
     def find(self, topic: str) -> int | None:
         """Return the lanes of *topic*; None if it does not exist, or not completely."""
-        names.lanes(topic)  # refuses what is too long before pika breaks over it
+        names.others(topic)  # refuses what is too long before pika breaks over it
         try:
             self.control.call("exchange_declare", exchange=topic, passive=True)
             return self._count(topic)
@@ -64,7 +66,11 @@ class Topology:
         if not 1 <= partitions <= _MOST_LANES:
             raise ConfigurationError(f"partitions={partitions}: use 1 to {_MOST_LANES}")
         lanes = partitions if self._is(topic, partitions) else self._count(topic)
-        self.control.call("exchange_declare", exchange=topic, durable=True)
+        try:
+            self._catch_all(topic)
+        except Refused as error:
+            if "alternate-exchange" not in str(error):
+                raise
         return lanes
 
     def create_group(self, topics: Iterable[str], group: str) -> dict[str, int]:
@@ -88,9 +94,42 @@ class Topology:
             self._clock.sleep(self._settings.maturity)
         for queue, (topic, key) in queues.items():
             self.control.call("queue_bind", queue=queue, exchange=topic, routing_key=key)
+        # Behind the lanes: before all of them are bound it would take their messages, too.
+        for topic in lanes:
+            self._bind_others(topic, names.lane_queue(topic, group, 0))
         for topic in new:
             self.control.call("queue_declare", queue=names.ready(topic, group), durable=True)
         return lanes
+
+    def _bind_others(self, topic: str, queue: str) -> None:
+        """Let *queue* have what reaches *topic* under a routing key that is no lane.
+
+        An exchange cannot be given an alternate one once it exists; one of an earlier time
+        goes on as it was, until a policy of the server gives it one.
+        """
+        others = names.others(topic)
+        try:
+            self._catch_all(topic)
+        except Refused as error:
+            if topic not in _told:
+                _told.add(topic)
+                _log.warning(
+                    "what others publish to exchange %r under a routing key that is no lane is "
+                    "dropped, for it has no alternate exchange (%s). This gives it one:  "
+                    "rabbitmqctl set_policy %s '^%s$' '{\"alternate-exchange\":\"%s\"}' "
+                    "--apply-to exchanges",
+                    topic, error, others, re.escape(topic), others,
+                )  # fmt: skip
+        try:
+            self.control.call("queue_bind", queue=queue, exchange=others)
+        except (NotFound, Refused) as error:
+            _log.warning("queue %r is not bound to exchange %r: %s", queue, others, error)
+
+    def _catch_all(self, topic: str) -> None:
+        """Make sure that *topic* has its exchange, with one for what is no lane behind it."""
+        others, arguments = names.others(topic), names.topic_arguments(topic)
+        self.control.call("exchange_declare", exchange=others, exchange_type="fanout", durable=True)
+        self.control.call("exchange_declare", exchange=topic, durable=True, arguments=arguments)
 
     def has_group(self, topic: str, group: str) -> bool:
         """Return whether *group* has its queues of *topic*, and they are bound."""

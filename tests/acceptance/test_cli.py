@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.orm import Session
 
+from holdfast import Message, new_id
 from holdfast.brokers import connect
 from holdfast.cli.app import COMMANDS
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, create_tables
+from holdfast.testing import wait_until
 from tests.shell import shell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cli.late import Late
+    from tests.servers import RabbitMQ
 
 
 def holdfast(
@@ -35,7 +38,7 @@ def test_help_lists_the_commands() -> None:
     """A newcomer finds the way from --help."""
     done = holdfast("--help")
     assert done.returncode == 0
-    for command in ("relay", "outbox", "db", "doctor", "lag", "brokers", "version"):
+    for command in ("relay", "outbox", "db", "doctor", "group", "lag", "brokers", "version"):
         assert command in done.stdout
 
 
@@ -145,6 +148,41 @@ def test_an_empty_name_is_refused(args: tuple[str, ...], tmp_path: Path) -> None
     done = holdfast("lag", *args, "--broker", "memory:", cwd=tmp_path)
     assert done.returncode == 2
     assert "empty" in done.stderr
+
+
+def test_a_group_that_is_created_gets_what_is_published_before_its_first_consumer(
+    rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """A deployment makes the queues of RabbitMQ before the first producer; twice is once."""
+    url = f"{rabbitmq.url}?maturity=0"
+    topic = f"orders-{new_id()}"
+    args = ("--broker", url, "--group", "billing", "--topic", topic, "--json")
+    answers = [json.loads(holdfast("group", "create", *args).stdout) for _ in range(2)]
+    assert answers == [
+        [{"group": "billing", "topic": topic, "created": True}],
+        [{"group": "billing", "topic": topic, "created": False}],
+    ]
+    with closing(connect(url)) as broker, closing(broker.sink()) as sink:
+        assert [r.error for r in sink.publish([Message.new(topic, b"1", key="k")])] == [None]
+        with closing(broker.source([topic], group="billing")) as source:
+            came: list[bytes | None] = []
+
+            def has_come() -> bool:
+                came.extend(delivery.body for delivery in source.poll(10, 0.1))
+                return bool(came)
+
+            wait_until(has_come, deadline=30, what="what was published before it")
+    assert came == [b"1"]
+
+
+def test_group_create_works_on_every_broker_and_says_so(tmp_path: Path) -> None:
+    """Where a group reads from the beginning anyway, it is noted, and the sentence is the same."""
+    args = ("--broker", "sqlite:///b.db", "--group", "billing", "--topic", "orders")
+    done = holdfast("group", "create", *args, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "group billing gets what is published to orders" in done.stdout
+    refused = holdfast("group", "create", *args[:-1], "", cwd=tmp_path)
+    assert (refused.returncode, "empty" in refused.stderr) == (2, True)
 
 
 def test_a_bad_database_url_hides_its_password(tmp_path: Path) -> None:

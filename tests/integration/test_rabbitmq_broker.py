@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import ssl
 import subprocess
 import sys
@@ -312,6 +313,53 @@ def test_what_no_group_would_get_is_refused_and_not_stored(
         assert [d.body for d in reader.take(1)] == [b"kept"]
 
 
+def test_nothing_that_reaches_the_exchange_of_a_topic_is_dropped(
+    broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
+) -> None:
+    """What others publish under a routing key that is no lane comes to every group, too."""
+    broker.create_topic(topic, partitions=2)
+    broker.create_group(topic, "billing")
+    broker.create_group(topic, "audit")
+    keys = ["", "somewhere.else", "7", "1"]
+    with plain_channel(rabbitmq) as channel:
+        channel.confirm_delivery()
+        for key in keys:
+            channel.basic_publish(topic, key, key.encode(), mandatory=True)
+    for group in ("billing", "audit"):
+        with Reader(broker, topic, group=group) as reader:
+            assert {d.body for d in reader.take(len(keys))} == {key.encode() for key in keys}
+
+
+def test_an_exchange_of_an_earlier_time_goes_on_and_a_policy_keeps_what_is_no_lane(
+    own_broker: RabbitBroker,
+    own_server: TlsRabbitMQ,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It cannot be declared anew, so the fix is told: one command, and nothing is dropped."""
+    with plain_channel(own_server) as channel:
+        channel.exchange_declare(topic, durable=True)
+    own_broker.create_topic(topic, partitions=2)
+    own_broker.create_group(topic, "billing")
+    with sink_of(own_broker) as send:
+        assert send(topic, b"goes on") == [None]
+    [told] = [record.getMessage() for record in caplog.records if "set_policy" in record.msg]
+    own_server.ctl(*shlex.split(told.partition("rabbitmqctl ")[2]))
+
+    def is_kept() -> bool:
+        with plain_channel(own_server) as channel:
+            channel.confirm_delivery()
+            try:
+                channel.basic_publish(topic, "somewhere.else", b"foreign", mandatory=True)
+            except pika.exceptions.UnroutableError:
+                return False
+        return True
+
+    wait_until(is_kept, deadline=20, what="the policy takes effect")
+    with Reader(own_broker, topic) as reader:
+        assert {d.body for d in reader.take(2)} == {b"goes on", b"foreign"}
+
+
 def test_without_auto_create_a_missing_topic_is_unknown(rabbitmq: RabbitMQ, topic: str) -> None:
     """Neither side makes it, and both say so."""
     broker = broker_at(f"{rabbitmq.url}?auto_create=false")
@@ -329,15 +377,18 @@ def test_without_auto_create_a_missing_topic_is_unknown(rabbitmq: RabbitMQ, topi
 def test_a_topic_deleted_under_a_sink_is_unknown_or_made_again(
     broker: RabbitBroker, rabbitmq: RabbitMQ, topic: str
 ) -> None:
-    """The other topics of the batch are stored whatever happens to this one."""
-    with Reader(broker, topic), Reader(broker, topic + "2") as other, sink_of(broker) as send:
+    """Made again by its sink, it keeps what no lane is bound for yet; other topics go on."""
+    with (
+        Reader(broker, topic) as reader,
+        Reader(broker, topic + "2") as other,
+        sink_of(broker) as send,
+    ):
         assert send(topic, b"a") == [None]
         with plain_channel(rabbitmq) as channel:
             channel.exchange_delete(topic)
         batch = [Message.new(topic, b"b"), Message.new(topic + "2", b"c", key=b"k")]
-        first, second = send(topic, *batch)
-        assert isinstance(first, UnknownTopic)
-        assert second is None
+        assert send(topic, *batch) == [None, None]
+        assert {d.body for d in reader.take(2)} == {b"a", b"b"}
         assert other.take(1)[0].body == b"c"
 
 

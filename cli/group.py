@@ -1,0 +1,53 @@
+"""`holdfast group`: consumer groups, made before anybody publishes."""
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from holdfast.brokers import connect
+from holdfast.cli.display import print_json, say
+from holdfast.cli.options import Broker, Json
+from holdfast.errors import ConfigurationError
+
+app = typer.Typer(help="Make consumer groups before the first producer.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Make consumer groups before the first producer."""
+
+
+@app.command(
+    epilog="Example: holdfast group create --broker amqp://guest:guest@localhost/ "
+    "--group billing --topic orders --topic refunds"
+)
+def create(
+    *,
+    broker: Broker,
+    group: Annotated[str, typer.Option(help="The consumer group.")],
+    topics: Annotated[
+        list[str], typer.Option("--topic", help="A topic that it reads; may be given again.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Make sure that a group gets what is published from now on, before its first consumer runs.
+
+    RabbitMQ keeps messages only for groups whose queues exist: run this in a deployment before the
+    first producer. Elsewhere a new group reads a topic from its beginning, and this notes the
+    group, so that holdfast brokers prune keeps what it has not read. Done again, nothing changes.
+    """
+    if not group or not all(topics):
+        raise ConfigurationError("a topic or the group is an empty text: name it")
+    found = []
+    with closing(connect(broker)) as connected:
+        for topic in dict.fromkeys(topics):
+            was_there = connected.has_group(topic, group)
+            connected.create_group(topic, group)
+            found.append({"group": group, "topic": topic, "created": not was_there})
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        say(f"group {group} gets what is published to {one['topic']}"
+            f"{' from now on' if one['created'] else ''}")  # fmt: skip
