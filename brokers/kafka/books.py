@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from holdfast.ports import Delivery, Lane
 
 _log = logging.getLogger("holdfast.brokers.kafka")
+_LOOK_SECONDS = 5.0
+"""How long after the last change commits go on: the client reads markers a moment later."""
 
 
 class Books:
@@ -34,11 +36,13 @@ class Books:
         self._epochs = itertools.count(1)
         self._committed_at = clock.monotonic()
         self._dirty = False
+        self._look_until = 0.0
         self._is_failing = False
 
     def open(self, lane: Lane, at: int | None = None) -> None:
         """Start *lane* under a new epoch; what was handed out under an older one is stale."""
         self.lanes[lane] = LaneState(lane, next(self._epochs), next=at, committed=at)
+        self._dirty = True
 
     def settle(self, deliveries: Sequence[Delivery]) -> None:
         """Note that *deliveries* are done; stale ones are passed over."""
@@ -76,7 +80,11 @@ class Books:
     def commit_if_due(self, member: Member) -> None:
         """Start a commit of what was settled since the last one, every now and then."""
         now = self._clock.monotonic()
-        if not self._dirty or now - self._committed_at < self._settings.commit_every:
+        if now - self._committed_at < self._settings.commit_every:
+            return
+        if self._dirty:
+            self._look_until = now + _LOOK_SECONDS
+        elif now > self._look_until:
             return
         self._committed_at = now
         self._dirty = False
@@ -92,7 +100,7 @@ class Books:
         """Return the watermarks that are not known to be durable."""
         offsets: Offsets = {}
         for state in states:
-            busy = state.open or state.backlog or state.next is None
+            busy = state.open or state.backlog
             position = state.position(None if busy else member.reached(state.lane))
             if position and position != state.committed:
                 offsets[state.lane] = position

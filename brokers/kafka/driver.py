@@ -77,7 +77,10 @@ class Admin(Protocol):
         ...
 
     def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
-        """Return how far each lane reaches and how far *group*, if any, is."""
+        """Return how far each lane reaches and how far *group*, if any, is.
+
+        For a group, a lane ends before transactions that are still open: it cannot read them.
+        """
         ...
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:

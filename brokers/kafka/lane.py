@@ -40,18 +40,16 @@ class LaneState:
     """Whether fetching stopped because of the backlog."""
 
     def position(self, reached: int | None) -> int | None:
-        """Return the lowest offset that must be read again after a crash; None before any.
+        """Return the lowest offset that must be read again after a crash; None if that is unknown.
 
-        *reached* is how far the client has read: past the end of what was handed out there
-        may be markers of transactions, which nobody settles.
+        *reached* is how far the client has read: past the end of what was handed out, or with
+        nothing handed out, there may be markers of transactions, which nobody settles.
         """
         if self.open:
             return next(iter(self.open))
         if self.backlog:
             return int(self.backlog[0].position)
-        if self.next is None or reached is None:
-            return self.next
-        return max(self.next, reached)
+        return self.next if reached is None else max(self.next or 0, reached)
 
     def launch(self, deliveries: list[Delivery]) -> None:
         """Note that *deliveries*, fetched and never handed out, are handed out now."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from holdfast.brokers.kafka.cluster import Cluster
-    from holdfast.brokers.kafka.driver import Member, Rebalance
+    from holdfast.brokers.kafka.driver import Extent, Member, Rebalance
+    from holdfast.brokers.kafka.lane import LaneState
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.caps import Caps
     from holdfast.clock import Clock
@@ -214,12 +215,14 @@ class KafkaSource:
         Gaps that no message fills (compacted records, markers) count until passed.
         """
         extents = self._cluster.extents(self._group, self._lanes)
-        return {
-            lane: extents[lane].lag
-            if state.next is None
-            else max(extents[lane].end - state.next, 0) + len(state.open)
-            for lane, state in self._lanes.items()
-        }
+        return {lane: self._left(state, extents[lane]) for lane, state in self._lanes.items()}
+
+    def _left(self, state: LaneState, extent: Extent) -> int:
+        """Return what is not settled of a lane that reaches as far as *extent*."""
+        reached = None if state.backlog else self._member.reached(state.lane)
+        if reached is None and state.next is None:
+            return extent.lag
+        return max(extent.end - max(reached or 0, state.next or 0), 0) + len(state.open)
 
     def seek(
         self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None

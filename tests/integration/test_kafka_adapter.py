@@ -22,6 +22,7 @@ from holdfast.brokers.kafka.lane import FULL, LaneState
 from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.clock import SYSTEM_CLOCK
+from holdfast.consumer import Consumer
 from holdfast.errors import (
     BrokerDown,
     ConfigurationError,
@@ -91,7 +92,8 @@ def test_the_watermark_never_passes_an_unsettled_message(
 def test_markers_behind_the_last_message_are_committed_with_it() -> None:
     """A client that has read further than it hands out says so, and nothing waits for it."""
     state = LaneState(LANE, 1)
-    assert state.position(7) is None
+    assert state.position(None) is None
+    assert state.position(2) == 2
     state.launch([_delivery(3)])
     assert state.position(7) == 3
     state.open.clear()
@@ -372,6 +374,91 @@ def test_lag_falls_to_nothing_behind_a_transaction(broker: KafkaBroker, topic: s
         return not any(broker.lag("g-" + topic, [topic]).values())
 
     wait_until(is_done, what="no lag is left")
+    source.close()
+
+
+@pytest.mark.parametrize("ending", ["committed", "aborted", "read before", "both"])
+def test_a_run_until_idle_ends_behind_the_marker_of_a_transaction(
+    broker: KafkaBroker, kafka: Kafka, ending: str
+) -> None:
+    """Whether messages came before the marker, came and were taken back, or were read earlier."""
+    topic = _topic(broker, partitions=2)
+    sent = 0
+    if ending != "aborted":
+        sent = 20
+        _publish(broker, _messages(topic, 20), transactional_id="idle-" + topic)
+    if ending in {"aborted", "both"}:
+        _abort(kafka, topic, [b"key %d" % n for n in range(40)])
+    if ending == "read before":  # by one who left without having seen the marker
+        source = broker.source([topic], group="g-" + topic)
+        taken = _take(source, 20)
+        source._member.reached = lambda _: None  # type: ignore[attr-defined]
+        source.accept(taken)
+        source.close()
+        assert sum(broker.lag("g-" + topic, [topic]).values()) == 2
+        sent = 0
+    seen: list[str] = []
+    consumer = Consumer(broker, group="g-" + topic)
+
+    @consumer.on(topic)
+    def handle(body: str) -> None:
+        seen.append(body)
+
+    run = threading.Thread(target=consumer.run, kwargs={"until_idle": True}, daemon=True)
+    run.start()
+    run.join(30)
+    came_back = not run.is_alive()
+    consumer.stop()
+    run.join(30)
+    assert came_back, f"it never came to rest, lag {broker.lag('g-' + topic, [topic])}"
+    assert len(seen) == sent
+    assert sum(broker.lag("g-" + topic, [topic]).values()) == 0
+
+
+def _abort(kafka: Kafka, topic: str, keys: list[bytes]) -> None:
+    """Leave nothing but markers and what nobody may read."""
+    raw = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.address, "transactional.id": "abort-" + topic}
+    )
+    raw.init_transactions(30)
+    raw.begin_transaction()
+    for key in keys:
+        raw.produce(topic, b"never", key)
+    raw.flush()
+    raw.abort_transaction(30)
+
+
+def test_a_transaction_that_is_still_open_is_not_lag(broker: KafkaBroker, kafka: Kafka) -> None:
+    """Nobody can read it yet; it counts once it is committed."""
+    topic = _topic(broker, partitions=1)
+    raw = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.address, "transactional.id": "open-" + topic}
+    )
+    raw.init_transactions(30)
+    raw.begin_transaction()
+    raw.produce(topic, b"x", b"k")
+    raw.flush()
+    assert broker.lag("g-" + topic, [topic]) == {Lane(topic, 0): 0}
+    assert broker.ends([topic]) == {Lane(topic, 0): 1}
+    raw.commit_transaction(30)
+    wait_until(
+        lambda: broker.lag("g-" + topic, [topic]) == {Lane(topic, 0): 2}, what="it can be read"
+    )
+
+
+def test_a_marker_is_committed_by_polling_alone(connect: Opener, scheme: str) -> None:
+    """Also where the last message was settled before the marker was read: nobody is alarmed."""
+    broker = connect(scheme, commit_every=0.05)
+    topic = _topic(broker, partitions=1)
+    _publish(broker, _messages(topic, 5), transactional_id="polling-" + topic)
+    source = broker.source([topic], group="g-" + topic)
+    source.accept(_take(source, 5))
+
+    def is_committed() -> bool:
+        source.poll(1, 0.02)
+        return not any(broker.lag("g-" + topic, [topic]).values())
+
+    wait_until(is_committed, what="the marker is committed", deadline=20)
     source.close()
 
 

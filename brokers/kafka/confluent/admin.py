@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -107,7 +113,8 @@ class ConfluentAdmin:
         """Return how far each lane reaches and how far *group* is."""
         with translated(f"asking for the offsets of group {group!r}"):
             committed = {} if group is None else self._committed(group, lanes)
-            first, end = (self._ends(lanes, spec) for spec in (_Spec.earliest(), _Spec.latest()))
+            first = self._ends(lanes, _Spec.earliest())
+            end = self._ends(lanes, _Spec.latest(), committed=group is not None)
         return {
             lane: Extent(
                 first=first[lane],
@@ -137,9 +144,14 @@ class ConfluentAdmin:
             offset = self._ends([lane], OffsetSpec.for_timestamp(milliseconds))[lane]
         return None if offset < 0 else offset
 
-    def _ends(self, lanes: Collection[Lane], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+    def _ends(
+        self, lanes: Collection[Lane], spec: OffsetSpec, *, committed: bool = False
+    ) -> dict[tuple[str, int], int]:
         asked = {TopicPartition(*lane): spec for lane in lanes}
-        answers = self._client.list_offsets(asked, request_timeout=self._seconds)
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        answers = self._client.list_offsets(
+            asked, request_timeout=self._seconds, isolation_level=level
+        )
         return {(p.topic, p.partition): answer.result().offset for p, answer in answers.items()}
 
     def close(self) -> None:

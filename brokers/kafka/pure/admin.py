@@ -102,7 +102,8 @@ class PureAdmin:
                 dict.fromkeys(parts.values(), OffsetSpec.EARLIEST)
             )
             end = self._client.list_partition_offsets(
-                dict.fromkeys(parts.values(), OffsetSpec.LATEST)
+                dict.fromkeys(parts.values(), OffsetSpec.LATEST),
+                isolation_level="read_uncommitted" if group is None else "read_committed",
             )
         return {
             lane: Extent(
