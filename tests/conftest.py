@@ -65,5 +65,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if verdicts:
         terminalreporter.section("what the checkers observed")
-        for test, text in verdicts:
+        # By the last parameter first: engines that publish to one broker stand beside each other.
+        for test, text in sorted(verdicts, key=lambda found: found[0].rpartition("-")[::-1]):
             terminalreporter.write_line(f"{test}: {text}")

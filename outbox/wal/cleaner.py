@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from holdfast.outbox.leases import Leases
 
 EVERY_SECONDS, EVERY_ROWS = 0.1, 2000
-_MOST_ROWS = 20_000
+FIRST_ROWS = 64
+"""How many rows may be published before the first of them is deleted."""
 _POLL_SECONDS = 0.005
 
 
@@ -38,11 +39,24 @@ class Cleaner:
 
     The stream can be ahead of the table: a commit is in the log a moment before others see
     its rows. What cannot be seen yet is kept and deleted later.
+
+    A relay that is killed repeats what it had published and not deleted. So it may publish a
+    few rows at first, and with each deletion more: never more than that and what it has
+    deleted so far, nor more than *most*.
     """
 
     def __init__(
-        self, engine: Engine, leases: Leases, ended: Callable[[], None], *, clock: Clock
+        self,
+        engine: Engine,
+        leases: Leases,
+        ended: Callable[[], None],
+        *,
+        clock: Clock,
+        most: int = 2 * EVERY_ROWS,
     ) -> None:
+        self._most = most
+        self._finished = 0
+        """Rows that are known to be gone, since the last outage."""
         self._engine = engine
         self._leases = leases
         self._ended = ended
@@ -50,19 +64,30 @@ class Cleaner:
         self._snapshot = statements("holdfast.outbox.wal", "postgresql")["snapshot"]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-clean")
         self._waiting: list[Done] = []
-        self._rows = 0
+        self._rows = self._going = 0
+        """How many rows wait, and how many are being deleted."""
         self._work: list[Done] = []
         self._running: Future[list[Done]] | None = None
         self._began = clock.monotonic()
+        self._rest = 0.0
 
     @property
-    def behind(self) -> bool:
-        """Whether so much waits that publishing must."""
-        return self._rows > _MOST_ROWS
+    def _window(self) -> int:
+        return min(self._most, FIRST_ROWS + self._finished)
+
+    def room(self, rows: int) -> int:
+        """Return how many of *rows* may be published now; none rather than a small part."""
+        left = self._window - self._rows - self._going
+        return min(left, rows) if left >= min(rows, (self._window + 1) // 2) else 0
+
+    def narrow(self) -> None:
+        """Begin with few again: what was sent may be stored or not, and is sent once more."""
+        self._finished = 0
 
     def add(self, seqs: Sequence[int], xids: Sequence[int]) -> None:
         """Delete *seqs* soon; the numbers of what has no row are negative and left out."""
         own = [seq for seq in seqs if seq > 0]
+        self._finished += len(seqs) - len(own)
         if own:
             self._waiting.append(Done(own, xids))
             self._rows += len(own)
@@ -74,7 +99,9 @@ class Cleaner:
                 return
             self._collect()
         late = self._clock.monotonic() - self._began
-        if self._waiting and (self._rows >= EVERY_ROWS or late >= EVERY_SECONDS):
+        # What could not be seen is looked for again a moment later, not at once.
+        many = late >= self._rest and self._rows >= min(EVERY_ROWS, self._window // 2)
+        if self._waiting and (many or late >= EVERY_SECONDS):
             self._start()
 
     def settle(self) -> None:
@@ -104,7 +131,8 @@ class Cleaner:
         if (running := self._running) is not None:
             self._running = None
             running.exception()
-        self._waiting, self._rows = [], 0
+        self._waiting, self._rows, self._going = [], 0, 0
+        self.narrow()
 
     def close(self) -> None:
         """End the thread."""
@@ -112,7 +140,8 @@ class Cleaner:
 
     def _start(self) -> None:
         self._began = self._clock.monotonic()
-        work, self._waiting, self._rows = self._waiting, [], 0
+        work, self._waiting = self._waiting, []
+        self._rows, self._going = 0, self._rows
         self._work = work
         self._running = self._thread.submit(self._delete, work)
         self._running.add_done_callback(lambda _: self._ended())
@@ -128,7 +157,10 @@ class Cleaner:
             raise
         finally:
             self._waiting[:0] = left
-            self._rows = sum(len(done.seqs) for done in self._waiting)
+            self._rest = _POLL_SECONDS if left else 0.0
+            kept = sum(len(done.seqs) for done in left)
+            self._finished += self._going - kept
+            self._rows, self._going = self._rows + kept, 0
 
     def _delete(self, work: list[Done]) -> list[Done]:
         """Delete the rows of *work* that can be seen; return the rest."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Dispatch:
     """Holds at most one batch; the next one waits until all of it is published or parked.
 
-    An outage keeps the rows that it hit, in their order, and sends them again first.
+    An outage keeps the rows that it hit, in their order, and sends them again first. As many
+    rows of the batch are sent at a time as may be repeated should this relay be killed.
     """
 
     def __init__(
@@ -57,9 +58,16 @@ class Dispatch:
         return self._batch is not None or self._courier.busy
 
     @property
+    def in_flight(self) -> bool:
+        """Whether something is on its way, or back and not yet settled."""
+        return self._courier.busy
+
+    @property
     def ready(self) -> bool:
         """Whether `advance` would do something now."""
-        return self._courier.back or (self._batch is not None and not self._courier.busy)
+        if self._batch is None or self._courier.busy:
+            return self._courier.back
+        return not self._rows or self._cleaner.room(len(self._rows)) > 0
 
     def start(self, batch: Batch) -> Step:
         """Take *batch* in hand; only when not busy."""
@@ -75,19 +83,22 @@ class Dispatch:
         return Step()
 
     def _send(self) -> Step:
-        rows, behind = self._parking.split(self._rows)
+        room = self._cleaner.room(len(self._rows))
+        if self._rows and not room:
+            return Step()
+        rest = self._rows[room:]
+        rows, behind = self._parking.split(self._rows[:room])
         try:
             rows, refused = precheck(rows, self._sink)
         except DependencyDown as error:
             self.outage = error
             return Step()
         parked = self._park([*((row, None) for row in behind), *refused])
-        self._rows = rows
+        self._sent, self._rows = rows, rows + rest
         if rows:
-            self._sent = rows
             self._courier.send(self._messages(rows))
         else:
-            self._end()
+            self._reach(rest)
         return Step(parked=parked)
 
     def _messages(self, rows: list[Row]) -> list[Message]:
@@ -106,7 +117,7 @@ class Dispatch:
         except LeaseLost:
             raise
         except (DependencyDown, Transient) as error:
-            self.outage = error
+            self._hit(error)
             return Step()
         outcome = sort_out(rows, results)
         if isinstance(outcome.outage, LeaseLost):
@@ -116,12 +127,13 @@ class Dispatch:
             return Step(published=len(outcome.done))
         self._cleaner.add(outcome.done, self._batch.xids)
         parked = self._park(outcome.refused)
+        rest = self._rows[len(rows) :]
         if outcome.outage is None:
-            self._end()
+            self._reach(rest)
         else:
             settled = {*outcome.done, *(row.seq for row, _ in outcome.refused)}
-            self._rows = [row for row in rows if row.seq not in settled]
-            self.outage = outcome.outage
+            self._rows = [row for row in rows if row.seq not in settled] + rest
+            self._hit(outcome.outage)
         return Step(published=len(outcome.done), parked=parked)
 
     def _park(self, rows: Sequence[Refused]) -> int:
@@ -131,10 +143,17 @@ class Dispatch:
             self._parking.await_visible(self._batch.xids)
         return self._parking.refuse(self._leases, rows)
 
-    def _end(self) -> None:
-        if self._batch is not None:
-            self.finished = self._batch.upto
-        self._batch, self._rows = None, []
+    def _hit(self, outage: HoldfastError) -> None:
+        self.outage = outage
+        self._cleaner.narrow()
+
+    def _reach(self, rest: list[Row]) -> None:
+        """Note that of the batch only *rest* is left."""
+        self._rows = rest
+        if self._batch is not None and self._batch.upto:
+            self.finished = self._batch.upto - len(rest)
+        if not rest:
+            self._batch = None
 
     def detach(self) -> None:
         """Forget the batch: its stream is gone. What is on its way is still waited for."""

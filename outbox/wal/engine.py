@@ -25,7 +25,7 @@ from holdfast.outbox.wal.leftovers import Leftovers
 from holdfast.outbox.wal.losses import Losses
 from holdfast.outbox.wal.opening import Opening
 from holdfast.outbox.wal.parking import WalParking
-from holdfast.outbox.wal.reading import Reading
+from holdfast.outbox.wal.reading import CONFIRM_SECONDS, Reading
 from holdfast.outbox.wal.slot import Slot, SlotNames
 from holdfast.outbox.wal.stranger import Stranger
 from holdfast.outbox.wal.waker import Waker
@@ -91,7 +91,9 @@ class WalEngine:
         self._waker = Waker()
         self._parking = WalParking(self._engine, clock=clock)
         self._delays = Delays(self._engine, self._leases, clock=clock)
-        self._cleaner = Cleaner(self._engine, self._leases, self._waker.wake, clock=clock)
+        self._cleaner = Cleaner(
+            self._engine, self._leases, self._waker.wake, clock=clock, most=2 * batch
+        )
         self._leftovers = Leftovers(self._engine, self._cleaner, clock=clock)
         self._courier = Courier(
             self._sink, self._waker.wake, at_once=self._sink.is_hurried, clock=clock
@@ -153,9 +155,9 @@ class WalEngine:
     def _renew(self) -> None:
         # Our own deletion locks the shards' rows, which would look like another relay.
         self._cleaner.settle()
-        had = bool(self._leases.owned)
+        had = self._leases.owned
         self._leases.renew()
-        if had and not self._leases.owned:
+        if had and self._leases.owned != had:  # also when it is back already
             log.warning("another relay took over; this one stands by")
             self._lose()
 
@@ -219,13 +221,18 @@ class WalEngine:
         # Messages are always asked for: to confirm events without looking would lose them.
         stream = self._slot.stream(self._waker, messages=True, binary=True)
         self._stranger.gone()
-        return Reading(stream, intake, target=covered.until, waker=self._waker, clock=self._clock)
+        # Of events without a row the slot alone says what was published.
+        every = 0.0 if self._messages else CONFIRM_SECONDS
+        return Reading(
+            stream, intake, target=covered.until, waker=self._waker, clock=self._clock, every=every
+        )
 
     def _follow(self, reading: Reading[Batch]) -> Step:
         """Collect, receive, send, confirm; wait only where none of it is possible."""
         step = self._dispatch.advance().plus(self._housekeep())
         received = reading.receive()
-        if not (received or step.published or step.parked or self._sendable(reading)):
+        moved = received or step.published or step.parked
+        if not (moved or self._sendable(reading) or self._dispatch.ready):
             reading.wait(_IDLE_SECONDS)
             received = reading.receive()
             step = self._dispatch.advance()  # nothing was moved before
@@ -239,7 +246,7 @@ class WalEngine:
         return replace(step, idle=not busy and reading.caught_up, rested=True)
 
     def _sendable(self, reading: Reading[Batch]) -> bool:
-        return reading.waiting and not self._dispatch.busy and not self._cleaner.behind
+        return reading.waiting and not self._dispatch.busy
 
     def _housekeep(self) -> Step:
         self._cleaner.work()
@@ -252,9 +259,10 @@ class WalEngine:
         """Settle the batch in flight, delete what was published, give up slot and leases."""
         try:
             self._opening.close()
-            while self._dispatch.busy and self._dispatch.outage is None:
-                self._dispatch.advance()
-                if not self._dispatch.ready:
+            while self._dispatch.in_flight:
+                if self._dispatch.ready:
+                    self._dispatch.advance()
+                else:
                     self._waker.wait(_IDLE_SECONDS)
             self._cleaner.flush(_FLUSH_SECONDS)
             if self._reading is not None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from holdfast.outbox.wal.stream import Stream
     from holdfast.outbox.wal.waker import Waker
 
-_CONFIRM_SECONDS, _CONFIRM_ROWS = 0.1, 1000
+CONFIRM_SECONDS, _CONFIRM_ROWS = 0.1, 1000
 B = TypeVar("B", covariant=True)
 
 
@@ -46,8 +46,16 @@ class Reading(Generic[B]):
     """Reads a stream into an intake, and confirms what of it is finished."""
 
     def __init__(
-        self, stream: Stream, intake: Taking[B], *, target: int, waker: Waker, clock: Clock
+        self,
+        stream: Stream,
+        intake: Taking[B],
+        *,
+        target: int,
+        waker: Waker,
+        clock: Clock,
+        every: float = CONFIRM_SECONDS,
     ) -> None:
+        self._every = every
         self._stream = stream
         self._intake = intake
         self._target = target
@@ -89,7 +97,7 @@ class Reading(Generic[B]):
         """Note that the first *finished* rows are published; tell the server now and then."""
         self._intake.marks.finish(finished)
         moment = self._clock.monotonic()
-        late = moment - self._told >= _CONFIRM_SECONDS
+        late = moment - self._told >= self._every
         if now or late or finished - self._rows >= _CONFIRM_ROWS:
             self._told, self._rows = moment, finished
             if (end := self._intake.marks.confirmed()) is not None:

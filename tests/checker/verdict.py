@@ -33,7 +33,8 @@ class Verdict:
     def __str__(self) -> str:
         return (
             f"{self.events} events, {self.kills} relays killed, {self.restarts} servers restarted, "
-            f"{self.duplicates} duplicates, lost {self.lost[:5]}, "
+            f"{self.duplicates} duplicates ({self.duplicates / max(self.kills, 1):.0f} per kill), "
+            f"lost {self.lost[:5]}, "
             f"out of order {self.disorder[:5]}, rolled back but published {self.phantoms[:5]}"
         )
 
