@@ -129,8 +129,9 @@ class Books:
     def is_dead(self, db: Connection, work: Work) -> bool:
         """Whether *work* is a message that waits among the dead letters: it came again."""
         own = dead_letter_id(work.route.group, work.route.name, work.message)
-        found = select(letters.c.dlq_id).where(letters.c.dlq_id == own, letters.c.state == PENDING)
-        return db.execute(found).first() is not None
+        # By its id alone: PostgreSQL might read a fresh table by all that is pending.
+        state = db.execute(select(letters.c.state).where(letters.c.dlq_id == own)).scalar()
+        return bool(state == PENDING)
 
     def park_behind(self, work: Work) -> bool:
         """Park *work* behind its key; False if the key is not held any more.

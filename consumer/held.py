@@ -13,6 +13,7 @@ from holdfast.consumer.schema import database_now, held, held_key
 from holdfast.errors import StaleDelivery
 from holdfast.idempotency.keys import fitted, storable
 from holdfast.ports import Delivery, Lane
+from holdfast.sql import looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -62,12 +63,11 @@ class Held:
         """Return those of *hashes* whose key is held."""
         if not hashes:
             return set()
-        found = select(held_key.c.key_hash).where(
-            held_key.c.grp == self._group,
-            held_key.c.topic == topic,
-            held_key.c.key_hash.in_(sorted(hashes)),
+        mine = select(held_key.c.key_hash).where(
+            held_key.c.grp == self._group, held_key.c.topic == topic
         )
-        return set(db.execute(found).scalars())
+        found = looked_up(db, mine, held_key.c.key_hash, sorted(hashes))
+        return set(db.execute(select(found.c.key_hash)).scalars())
 
     def hold(self, db: Connection, key: HeldKey, *, dlq_id: str | None, note: str) -> None:
         """Hold *key* until dead letter *dlq_id* is closed; what is parked there stays."""

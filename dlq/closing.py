@@ -12,6 +12,7 @@ from holdfast.dlq.changes import change_row
 from holdfast.dlq.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING
 from holdfast.dlq.schema import change, message
 from holdfast.errors import ConfigurationError
+from holdfast.sql import looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,15 +31,16 @@ def closed(connection: Connection, dlq_ids: Iterable[str]) -> set[str]:
     Confirmed, discarded, or parked by a person; what a loop cap parked by itself still
     holds its key until a person decides.
     """
-    resolved = or_(
-        message.c.state.in_((CONFIRMED, DISCARDED)),
-        and_(message.c.state == PARKED, message.c.closed_by != SYSTEM),
-    )
-    found: set[str] = set()
+    mine = select(message.c.dlq_id, message.c.state, message.c.closed_by)
+    resolved: set[str] = set()
     for chunk in _chunks(dlq_ids):
-        query = select(message.c.dlq_id).where(message.c.dlq_id.in_(chunk), resolved)
-        found.update(connection.execute(query).scalars())
-    return found
+        found = looked_up(connection, mine, message.c.dlq_id, chunk)
+        by_a_person = and_(found.c.state == PARKED, found.c.closed_by != SYSTEM)
+        query = select(found.c.dlq_id).where(
+            or_(found.c.state.in_((CONFIRMED, DISCARDED)), by_a_person)
+        )
+        resolved.update(connection.execute(query).scalars())
+    return resolved
 
 
 def close(
@@ -94,12 +96,12 @@ def _moved(
     moved: list[str] = []
     for chunk in _chunks(sorted(set(dlq_ids))):
         query = (
-            select(*(message.c[name] for name in _FIGURES))
-            .where(message.c.dlq_id.in_(chunk), message.c.state.in_(states))
+            select(message.c.state, *(message.c[name] for name in _FIGURES))
+            .where(message.c.dlq_id.in_(chunk))  # alone: a fresh table would be read by its states
             .order_by(message.c.dlq_id)
             .with_for_update()
         )
-        rows = db.execute(query).mappings().all()
+        rows = [row for row in db.execute(query).mappings() if row["state"] in states]
         if rows:
             ids = [row["dlq_id"] for row in rows]
             db.execute(update(message).where(message.c.dlq_id.in_(ids)).values(**values))

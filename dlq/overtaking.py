@@ -16,6 +16,7 @@ from holdfast.dlq.positions import is_newer
 from holdfast.dlq.rows import PENDING, key_hash
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.store import insert_ignoring
+from holdfast.sql import looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,23 +55,25 @@ def open_letters(
 ) -> dict[bytes, list[OpenLetter]]:
     """Return the open dead letters of *keys* that no newer event has overtaken."""
     names = {key_hash(key): key for key in keys}
-    found: dict[bytes, list[OpenLetter]] = {}
+    letters: dict[bytes, list[OpenLetter]] = {}
     hashes = sorted(name for name in names if name is not None)
+    columns = ("key_hash", "topic", "consumer_group", "state", *OpenLetter._fields)
+    mine = select(*(message.c[name] for name in columns))
     for start in range(0, len(hashes), _CHUNK):
+        found = looked_up(db, mine, message.c.key_hash, hashes[start : start + _CHUNK])
         wanted = (
-            select(message.c.key_hash, *(message.c[name] for name in OpenLetter._fields))
-            .outerjoin(overtaken, overtaken.c.dlq_id == message.c.dlq_id)
+            select(found.c.key_hash, *(found.c[name] for name in OpenLetter._fields))
+            .outerjoin(overtaken, overtaken.c.dlq_id == found.c.dlq_id)
             .where(
-                message.c.key_hash.in_(hashes[start : start + _CHUNK]),
-                message.c.topic == cut(topic),
-                message.c.consumer_group == cut(group),
-                message.c.state == PENDING,
+                found.c.topic == cut(topic),
+                found.c.consumer_group == cut(group),
+                found.c.state == PENDING,
                 overtaken.c.dlq_id.is_(None),
             )
         )
         for name, *values in db.execute(wanted):
-            found.setdefault(names[name], []).append(OpenLetter(*values))
-    return found
+            letters.setdefault(names[name], []).append(OpenLetter(*values))
+    return letters
 
 
 def overtake(

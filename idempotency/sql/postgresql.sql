@@ -8,21 +8,28 @@ INSERT INTO holdfast_start (consumer, message_id, owner, alone, at)
 SELECT :consumer, id, :owner, :alone, extract(epoch FROM clock_timestamp())
 FROM json_array_elements_text(CAST(:ids AS json)) AS id
 ON CONFLICT (consumer, message_id, owner) DO UPDATE SET alone = excluded.alone, at = excluded.at
+-- Lists drive, as relations of their own (LIMIT) that bring the other parts of the key along: of
+-- a fresh table the planner knows nothing, and "consumer = …" alone would look like few rows. The
+-- LIMIT also tells it how long the list is.
 -- name: finish
--- An array is made once; a subquery would be run again for every row.
 DELETE FROM holdfast_start
-WHERE consumer = :consumer AND owner = :owner AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
+WHERE (consumer, message_id, owner) IN (SELECT CAST(:consumer AS text), id, CAST(:owner AS text)
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
 -- name: standing
 SELECT message_id, failed, released, crashed, suspected, first_failed_at, last_failed_at,
     last_error, 0 AS begun, 0 AS begun_alone,
     extract(epoch FROM clock_timestamp()) - first_failed_at AS failing_for
 FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
+WHERE (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
 UNION ALL
 SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone), CAST(NULL AS double precision)
 FROM holdfast_start
-WHERE consumer = :consumer AND owner <> :owner
-AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
+WHERE owner <> :owner AND (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
 GROUP BY message_id
 -- name: blame
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
@@ -42,7 +49,9 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     changed_at = excluded.changed_at
 -- name: forget
 DELETE FROM holdfast_attempt
-WHERE consumer = :consumer AND message_id = ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))
+WHERE (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
 -- name: dead_owners
 SELECT owner FROM holdfast_owner WHERE until < extract(epoch FROM clock_timestamp())
 ORDER BY owner LIMIT :most FOR UPDATE SKIP LOCKED
@@ -84,14 +93,16 @@ SELECT :consumer, substr(CAST(:packed AS bytea), n * 24 + 1, 16),
 FROM generate_series(0, CAST(:last AS integer)) AS n
 -- name: recall
 SELECT message, digest, result FROM holdfast_inbox
-WHERE consumer = :consumer AND message = ANY (ARRAY(
-    SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
-    FROM generate_series(0, CAST(:last AS integer)) AS n))
+WHERE (consumer, message) IN (
+    SELECT CAST(:consumer AS bigint), substr(CAST(:packed AS bytea), n * 16 + 1, 16)
+    FROM generate_series(0, CAST(:last AS integer)) AS n
+    LIMIT CAST(:last AS integer) + 1)
 -- name: unclaim
 DELETE FROM holdfast_inbox
-WHERE consumer = :consumer AND message = ANY (ARRAY(
-    SELECT substr(CAST(:packed AS bytea), n * 16 + 1, 16)
-    FROM generate_series(0, CAST(:last AS integer)) AS n))
+WHERE (consumer, message) IN (
+    SELECT CAST(:consumer AS bigint), substr(CAST(:packed AS bytea), n * 16 + 1, 16)
+    FROM generate_series(0, CAST(:last AS integer)) AS n
+    LIMIT CAST(:last AS integer) + 1)
 -- name: keep_result
 UPDATE holdfast_inbox SET result = :result WHERE consumer = :consumer AND message = :message
 -- name: old_rows
