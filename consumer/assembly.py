@@ -28,6 +28,7 @@ from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_out
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import replay_topic
 from holdfast.errors import BrokerDown, HoldfastError
+from holdfast.scrubbing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -206,10 +207,11 @@ class Assembly:
                 ):
                     raise  # it answers, and refuses
                 if isinstance(error, BrokerDown):
-                    self.runtime.broker_down = str(error)
+                    self.runtime.broker_down = text_of(error)
                 elif self.clerk is not None:
-                    self.clerk.down = str(error)
-                log.error("the %s is down, the consumer waits for it: %s", what, error)  # noqa: TRY400
+                    self.clerk.down = text_of(error)
+                log.error("the %s is down, the consumer waits for it: %s",  # noqa: TRY400
+                          what, text_of(error))  # fmt: skip
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self.runtime.stopping, max(delay, 0.2)):
                     raise

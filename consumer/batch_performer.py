@@ -16,6 +16,7 @@ from holdfast.errors import DependencyDown, Remedy
 from holdfast.idempotency import Batch, Outcome
 from holdfast.idempotency.batch_work import LeftBehind
 from holdfast.layer import Call
+from holdfast.scrubbing import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -83,14 +84,16 @@ class BatchPerformer:
             return self._judge.done(work, duplicate=outcome.is_duplicate)
         if isinstance(outcome.error, LeftBehind):
             return Apart(single=False)
-        log.info("message %s failed in a batch and runs alone: %r", work.message.id, outcome.error)
+        why = "" if outcome.error is None else work.told(outcome.error)
+        log.info("message %s failed in a batch and runs alone: %s", work.message.id, why)
         return Apart(single=True)
 
     def _forfeited(self, works: list[Work], error: BaseException) -> list[tuple[Work, Verdict]]:
         """Give up the whole batch: wait for what is down, else find out one by one."""
         if classify(error) is not Remedy.PAUSE:
-            log.warning("a batch of %d was rolled back, its messages run alone: %r",
-                        len(works), error)  # fmt: skip
+            # What it quotes may be of any of them: its own run tells why.
+            log.warning("a batch of %d was rolled back, its messages run alone: %s",
+                        len(works), type_name(error))  # fmt: skip
             return [(work, Apart(single=True)) for work in works]
         verdicts = [(work, self._judge.down(work, error)) for work in works]
         longest = max(verdict.delay for _, verdict in verdicts if isinstance(verdict, Wait))

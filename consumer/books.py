@@ -21,6 +21,7 @@ from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import message as letters
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
+from holdfast.scrubbing import told
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
@@ -90,8 +91,10 @@ class Books:
 
     def failed(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt."""
-        text = f"{type(error).__name__}: {error}"
-        self._told(text, lambda db, said: self.ledger.failed(*work.identity, said, connection=db))
+        self._told(
+            work.told(error),
+            lambda db, said: self.ledger.failed(*work.identity, said, connection=db),
+        )
         work.known = True
 
     def crashed(self, work: Work) -> None:
@@ -112,7 +115,7 @@ class Books:
 
     def postpone(self, work: Work, delay: float, error: BaseException | None) -> None:
         """Park *work* until its retry is due: committed before the broker is told."""
-        note = "retry" if error is None else f"retry after {type(error).__name__}: {error}"
+        note = "retry" if error is None else f"retry after {work.told(error)}"
 
         def write(db: Connection, note: str) -> None:
             for _ in range(work.unproven):
@@ -273,5 +276,5 @@ def translated() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise DatabaseDown(
-            f"the consumer's tables cannot be written: {type(error).__name__}: {error}"[:500]
+            f"the consumer's tables cannot be written: {told(error)}"[:500]
         ) from error

@@ -30,4 +30,6 @@ def bury(work: Work, error: BaseException, clock: Clock) -> None:
         letters.home.put(letter)
     finally:
         current_work.reset(token)
-    log.error("message %s is dead-lettered as %s: %s", work.message.id, letter.dlq_id, error)
+    log.error(
+        "message %s is dead-lettered as %s: %s", work.message.id, letter.dlq_id, work.told(error)
+    )

@@ -8,7 +8,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from holdfast.consumer.held import hash_of
+from holdfast.dlq.raised import traced
 from holdfast.errors import HoldfastError
+from holdfast.scrubbing import text_of, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,14 +136,14 @@ class Clerk:
                 job()
             except HoldfastError as error:
                 if self.down is None:
-                    log.error("the intake stops, nothing is acknowledged: %s", error)  # noqa: TRY400
-                self.down = str(error)
+                    log.error("the intake stops, nothing is acknowledged: %s", text_of(error))  # noqa: TRY400
+                self.down = text_of(error)
                 delay = self._settings.backoff.delay(min(attempt, 6)) or 1.0
                 if self._clock.wait(self._stopping, min(delay, 5.0)):
                     return
-            except Exception as error:
-                log.critical("the consumer failed in itself: please report this", exc_info=True)
-                self.down = f"the consumer failed in itself, see its log: {error!r}"
+            except Exception as error:  # noqa: BLE001 - told; the intake waits
+                log.critical("the consumer failed in itself: please report this\n%s", traced(error))
+                self.down = f"the consumer failed in itself, see its log: {type_name(error)}"
                 if self._clock.wait(self._stopping, 1.0):
                     return
             else:

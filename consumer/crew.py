@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.consumer.daemons import DaemonThreads
 from holdfast.consumer.pools import Turn
 from holdfast.consumer.work import Apart, Released, Verdict, Work
+from holdfast.dlq.raised import traced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -98,10 +99,11 @@ class Crew:
                 continue
             try:
                 self._take(item)
-            except BaseException:
+            except BaseException as error:  # noqa: BLE001 - told, and the lane goes on
                 # Nothing is settled by this; a thread that died would stop its lanes for good.
-                log.critical("the consumer failed in itself: please report this", exc_info=True)
                 work = item.work if isinstance(item, Judgement) else item
+                log.critical("the consumer failed in itself: please report this\n%s",
+                             work.traced(error))  # fmt: skip
                 self._end(work, self._judge.broken(work))
 
     def _take(self, item: Work | Judgement) -> None:
@@ -131,8 +133,9 @@ class Crew:
         verdicts: list[tuple[Work, Verdict]] = [(work, Apart(single=True)) for work in works]
         try:
             verdicts = self._batch.perform(route, works, self._wait_for)
-        except BaseException:
-            log.critical("the consumer failed in itself: please report this", exc_info=True)
+        except BaseException as error:  # noqa: BLE001 - told, and each runs alone
+            log.critical("the consumer failed in itself: please report this\n%s",
+                         traced(error, lambda _: "(withheld)"))  # fmt: skip
         for work, verdict in verdicts:
             if self._performer.after(work, verdict):
                 self._finished(work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.consumer.work import current_work
 from holdfast.dlq import StoreHome
 from holdfast.errors import ConfigurationError, DependencyDown, StaleDelivery
+from holdfast.scrubbing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +122,7 @@ def _watched(home: QuarantineHome | NotingHome) -> Iterator[None]:
     try:
         yield
     except DependencyDown as error:
-        home.down = str(error)
+        home.down = text_of(error)
         raise
     home.down = None
 

@@ -12,6 +12,7 @@ from holdfast.consumer.tiers import Ticket
 from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq.replay.marks import Marks, is_for, original
 from holdfast.errors import HoldfastError
+from holdfast.scrubbing import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +97,8 @@ class Intake:
 
     def _refused(self, delivery: Delivery, error: Exception) -> Work:
         """Return a work that becomes a dead letter when its turn comes."""
-        log.error("message %s of %s cannot be read: %r", delivery.position, delivery.lane, error)
+        log.error("message %s of %s cannot be read: %s",
+                  delivery.position, delivery.lane, type_name(error))  # fmt: skip
         route = self._route(delivery)
         message = bare(delivery, route.topic)
         lane_key = self._lane_key(delivery, route, message)

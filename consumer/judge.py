@@ -143,8 +143,8 @@ class Judge:
         """
         if isinstance(error, Exception | asyncio.CancelledError):
             return False
-        log.critical("the handler of message %s raised %r: the consumer stops, nothing is "
-                     "acknowledged", work.message.id, error)  # fmt: skip
+        log.critical("the handler of message %s raised %s: the consumer stops, nothing is "
+                     "acknowledged", work.message.id, work.told(error))  # fmt: skip
         if self._books is not None:
             try:
                 self._books.crashed(work)
@@ -170,8 +170,8 @@ class Judge:
         """Try again after a failure that no layer of the plan took care of."""
         log.log(
             logging.ERROR if classify(error) is Remedy.FIX else logging.WARNING,
-            "the handler of message %s failed (attempt %d), it comes again: %r",
-            work.message.id, work.attempt, error,
+            "the handler of message %s failed (attempt %d), it comes again: %s",
+            work.message.id, work.attempt, work.told(error),
         )  # fmt: skip
         self._tally.add("failed")
         self._metrics.count(work.route.topic, "failed")
@@ -200,8 +200,8 @@ class Judge:
         if isinstance(error, CircuitOpen) and error.retry_after is not None:
             delay = 0.0  # the gate of its lane knows when to open
         level = logging.INFO if isinstance(error, CircuitOpen) else logging.WARNING
-        log.log(level, "message %s waits, nothing is acknowledged: %s", work.message.id, error)
-        work.waits_for = str(error)
+        work.waits_for = text = work.told(error)
+        log.log(level, "message %s waits, nothing is acknowledged: %s", work.message.id, text)
         return Wait(min(delay, self._settings.patience))
 
     def left(self, work: Work, error: BaseException) -> Verdict:
@@ -209,7 +209,7 @@ class Judge:
 
         A parked message that somebody else has handled is simply gone.
         """
-        log.info("message %s is left to others: %r", work.message.id, error)
+        log.info("message %s is left to others: %s", work.message.id, work.told(error))
         outages = work.outages + 1
         self._clean(work)
         if work.dropped or isinstance(error, HandledElsewhere):
@@ -263,8 +263,9 @@ class Judge:
                 context.run(plan.recover, call, put_off, later.depth)
         except Postponed:
             pass
-        except Exception:
-            log.exception("a layer failed while message %s was put off", work.message.id)
+        except Exception as error:  # noqa: BLE001 - told; the message waits in the database
+            log.error("a layer failed while message %s was put off\n%s",  # noqa: TRY400
+                      work.message.id, work.traced(error))  # fmt: skip
 
     @staticmethod
     def _clean(work: Work) -> None:

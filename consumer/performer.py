@@ -132,7 +132,7 @@ class Performer:
         work.context.run(enter_context, work)
         work.call = call = Call(
             (), {}, message=work.message, consumer=work.route.consumer, attempt=work.attempt,
-            suspends=True, failing_since=work.failing_since,
+            suspends=True, failing_since=work.failing_since, scrub=work.route.letters.scrub,
         )  # fmt: skip
         call.notes["delivery"] = work.delivery if work.row is None else work.row.origin
         if self._books is not None:

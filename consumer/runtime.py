@@ -10,6 +10,7 @@ from holdfast.caps import Pause
 from holdfast.dlq.metrics import METRICS
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
 from holdfast.message import REPLAY_HEADER
+from holdfast.scrubbing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -253,8 +254,9 @@ class Runtime:
 
     def _broker_is_down(self, error: BrokerDown) -> None:
         if self.broker_down is None:
-            log.error("the broker is down, nothing is acknowledged until it answers: %s", error)
-        self.broker_down = str(error)
+            log.error("the broker is down, nothing is acknowledged until it answers: %s",
+                      text_of(error))  # fmt: skip
+        self.broker_down = text_of(error)
         self._clock.wait(self.hurry if self.stopping.is_set() else self.stopping, 0.5)
 
     # -- the listener ------------------------------------------------------------------

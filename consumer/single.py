@@ -202,7 +202,8 @@ class _Run:
         work, books, consumer = self.work, self._books, self.work.route.consumer
         if self._limit is not None:
             self._permit = self._limit.admit()  # raises where too many die
-        call = Call((), {}, message=work.message, consumer=consumer)
+        scrub = work.route.letters.scrub
+        call = Call((), {}, message=work.message, consumer=consumer, scrub=scrub)
         if books is None:
             return call
         self._look_up(books, call)
@@ -279,9 +280,9 @@ class _Run:
         if work.unsaid or (self._books is None and work.message.is_replay):
             try:
                 self._single._reporter.tell(work.message)
-            except HoldfastError:
-                log.exception("message %s was handled, its replay does not hear of it",
-                              work.message.id)  # fmt: skip
+            except HoldfastError as error:
+                log.error("message %s was handled, its replay does not hear of it: %s",  # noqa: TRY400
+                          work.message.id, work.told(error))  # fmt: skip
         return Outcome(Ending.DUPLICATE if call.duplicate else Ending.HANDLED)
 
     def ended(self, outcome: Outcome) -> Outcome:

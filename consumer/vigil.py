@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from holdfast.scrubbing import told
+
 if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.idempotency import Ledger
@@ -52,4 +54,4 @@ class Vigil:
             try:
                 self._ledger.alive(self._owner)
             except SQLAlchemyError as error:
-                log.warning("no sign of life reached the database: %s", error)
+                log.warning("no sign of life reached the database: %s", told(error))

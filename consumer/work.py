@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.dlq.capture import scrubber
+from holdfast.dlq.raised import traced
+from holdfast.scrubbing import told
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -96,6 +100,14 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
             or self.refused is not None
             or self.message.is_replay
         )
+
+    def told(self, error: BaseException) -> str:
+        """Return what *error* says, without what the dead letter of this message would hide."""
+        return told(error, scrubber(self.message, self.route.letters.origin))
+
+    def traced(self, error: BaseException) -> str:
+        """Return the trace of *error* in the same way."""
+        return traced(error, scrubber(self.message, self.route.letters.origin))
 
     @property
     def identity(self) -> tuple[str, str]:

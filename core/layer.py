@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.scrubbing import scrubbed, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,15 @@ class Call(msgspec.Struct):
     """Why the attempt before failed, in a run that suspends."""
     suspends: bool = False
     """Whether the run returns a `Later` where it would otherwise wait."""
+    scrub: Callable[[Call, str], str] | None = None
+    """How a text about this call is rid of what its dead letter would hide."""
+
+    def told(self, error: BaseException | None) -> str:
+        """Return what *error* says, as a log or a table may hold it."""
+        if error is None:
+            return "its result was refused"
+        scrub = self.scrub
+        return told(error) if scrub is None else told(error, lambda text: scrub(self, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +160,10 @@ class Layer:
 
         An error raised here takes the place of *error* for the layers outside.
         """
+
+    def scrub(self, call: Call, text: str) -> str:
+        """Return *text*, which is about *call*, as it may be kept; who settles it knows more."""
+        return scrubbed(text)
 
     def hook(self, name: str, *, is_async: bool) -> Callable[..., Any] | None:
         """Return the hook *name*, or None where it would do nothing: then it costs nothing."""

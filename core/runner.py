@@ -35,6 +35,9 @@ class Runner:
             [layer.hook(name, is_async=is_async) for layer in layers]
             for name in ("enter", "leave", "fail")
         )
+        own = (layer for layer in layers if type(layer).scrub is not Layer.scrub)
+        scrubber = next(own, None)
+        self._scrub = None if scrubber is None else scrubber.scrub
         self._entering = _present(self._enter)
         self._leaving = _present(self._leave)[::-1]
         self.only_fails = not self._entering and not self._leaving
@@ -132,6 +135,8 @@ class Runner:
         depth = self._size if depth is None else depth
         if call.suspends:  # otherwise call and error would keep each other alive
             call.error = error
+        if call.scrub is None:
+            call.scrub = self._scrub
         while depth:
             depth -= 1
             fail = self._fail[depth]
@@ -223,6 +228,8 @@ class Runner:
     ) -> tuple[int, Done | Again]:
         if call.suspends:  # otherwise call and error would keep each other alive
             call.error = error
+        if call.scrub is None:
+            call.scrub = self._scrub
         while depth:
             depth -= 1
             fail = self._fail[depth]

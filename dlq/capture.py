@@ -71,7 +71,7 @@ def capture(
     at = clock.now()
     host = origin.host or _host()
     dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message)
-    failure = _failure(error, stage, _scrubber(message, origin))
+    failure = _failure(error, stage, scrubber(message, origin))
     seconds = at.timestamp()
     occurrence = Occurrence(
         id=occurrence_id(dlq_id, at, host, lineage.replay_id),
@@ -111,7 +111,7 @@ def capture(
     )
 
 
-def _scrubber(message: Message, origin: Origin) -> Callable[[str], str]:
+def scrubber(message: Message, origin: Origin) -> Callable[[str], str]:
     """Return how a text about *message* is rid of what must not be kept."""
     if is_opaque(message.payload, origin):
         return lambda _: _WITHHELD
@@ -205,4 +205,4 @@ def _host() -> str:
     return socket.gethostname()
 
 
-__all__ = ["NOWHERE", "Origin", "capture", "class_of", "stage_of", "text_of"]
+__all__ = ["NOWHERE", "Origin", "capture", "class_of", "scrubber", "stage_of", "text_of"]

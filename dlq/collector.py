@@ -32,7 +32,7 @@ from holdfast.dlq.transactions import TooLarge, is_about_data
 from holdfast.dlq.wire import ENVELOPE, from_topic
 from holdfast.errors import DependencyDown, PoisonMessage, StaleDelivery
 from holdfast.ids import derived_id
-from holdfast.scrubbing import clean
+from holdfast.scrubbing import text_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,11 +104,11 @@ class Collector:
                 self.down = None
             except DependencyDown as error:
                 failures += 1
-                self.down = str(error)
+                self.down = text_of(error)
                 if until_idle and failures > _MOST_FAILURES:
                     raise
                 delay = self._backoff.delay(failures) or self._backoff.ceiling
-                log.warning("nothing is collected for %.1f s: %s", delay, error)
+                log.warning("nothing is collected for %.1f s: %s", delay, text_of(error))
                 self._clock.wait(self._stop, delay)
                 self._give_back(batch)
             if progress is not None:
@@ -147,7 +147,7 @@ class Collector:
         except Exception as error:
             if not is_about_data(error):
                 raise
-            log.warning("letters are stored one by one: %s", error)
+            log.warning("letters are stored one by one: %s", told(error))
         else:
             # Stored before accepted: a crash here collects the same letters again.
             self._accept(batch)
@@ -160,12 +160,12 @@ class Collector:
                 if not is_about_data(error):
                     raise
                 log.error("message %s cannot be stored and stays on its topic: %s",  # noqa: TRY400
-                          delivery.position, error)  # fmt: skip
+                          delivery.position, told(error))  # fmt: skip
                 refused = error
             else:
                 self._accept([delivery])
         if refused is not None:
-            raise DependencyDown(f"a dead letter cannot be stored: {refused}") from refused
+            raise DependencyDown(f"a dead letter cannot be stored: {told(refused)}") from refused
 
     def _one(self, delivery: Delivery) -> None:
         """Store one letter; what no column takes is stored as one that cannot be read."""
@@ -231,7 +231,7 @@ def _unreadable(delivery: Delivery, error: Exception) -> DeadLetter:
     group, handler = "unknown", "unknown"
     at = message.time.timestamp() if delivery.timestamp is None else delivery.timestamp
     dlq_id = dead_letter_id(group, handler, message)
-    text = clean(str(error))[:500]
+    text = text_of(error)[:500]
     occurrence = Occurrence(
         id=derived_id("failure", dlq_id, delivery.coordinates_id()), at=at, error=text[:200]
     )

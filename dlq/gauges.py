@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.unconfirmed import Unconfirmed
 from holdfast.dlq.stats import stats
+from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ class StoreGauges:
             try:
                 figures += list(part())
             except Exception as error:  # noqa: BLE001 - a scrape must not fail with the store
-                log.warning("the dead letters cannot be measured: %r", error)
+                log.warning("the dead letters cannot be measured: %s", told(error))
                 whole = False
         return whole, figures
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from holdfast.classification import Classify, check_classify, recognise
-from holdfast.dlq.capture import NOWHERE, Origin, capture
+from holdfast.dlq.capture import NOWHERE, Origin, capture, scrubber
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy
 from holdfast.ids import derived_id
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.message import Message, current_message
 from holdfast.names import name_of
 from holdfast.ports import Delivery
+from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,12 @@ class DeadLetters(Layer):
             self._put(home, letter, call)
         return Done()
 
+    def scrub(self, call: Call, text: str) -> str:
+        """Return *text* without what the dead letter of *call* would hide."""
+        if not (self.origin.redaction.paths or self.origin.fields):
+            return self.origin.redaction.scrub(text)
+        return scrubber(_message(call, self._handler)[0], self.origin)(text)
+
     def _home(self) -> Home:
         if self.home is None:
             raise ConfigurationError(
@@ -123,9 +130,7 @@ class DeadLetters(Layer):
             raise
         except Exception as error:
             raise DependencyDown(
-                f"dead letter {letter.dlq_id} cannot be stored: {type(error).__name__}: {error}"[
-                    :_MOST_REASON
-                ]
+                f"dead letter {letter.dlq_id} cannot be stored: {told(error)}"[:_MOST_REASON]
             ) from error
         call.notes[LETTER] = letter
         log.warning(

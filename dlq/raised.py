@@ -40,6 +40,11 @@ def taken_apart(
     return tuple(_raised(one, redact) for one in chain), tuple(also)
 
 
+def traced(error: BaseException, redact: Callable[[str], str] = scrubbed) -> str:
+    """Return the trace of *error* as a log may hold it: frames, and texts without secrets."""
+    return trace_of(taken_apart(error, redact=redact)[0])
+
+
 def trace_of(chain: tuple[Raised, ...]) -> str:
     """Return *chain* as readable text, root first, of bounded length."""
     lines: list[str] = []

@@ -17,6 +17,7 @@ from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.isolation import tell_level
+from holdfast.scrubbing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -103,7 +104,7 @@ def _database_error(error: BaseException) -> BaseException:
 def down(error: Exception) -> DependencyDown:
     """Return what a database *error* means to who wants to store: nothing was stored."""
     cause = getattr(error, "orig", None) or error
-    text = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else repr(cause)
+    text = text_of(cause).strip().partition("\n")[0][:300]
     fix = ""
     if recognise(error) is Remedy.FIX:
         fix = ": run  holdfast db upgrade  with the same --database, and see its log"

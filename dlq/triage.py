@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backoff import Backoff, Jitter
+from holdfast.dlq.raised import traced
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ class Triage:
             try:
                 if rule.matches(case):
                     return rule.verdict, rule.name
-            except Exception:
-                log.exception("triage rule %r failed and is skipped", rule.name)
+            except Exception as error:  # noqa: BLE001 - told; the next rule is asked
+                log.error("triage rule %r failed and is skipped\n%s", rule.name, traced(error))  # noqa: TRY400
         return built_in(case), "built-in"
 
     def judge(self, row: dict[str, Any], now: float) -> dict[str, Any]:

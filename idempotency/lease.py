@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import StaleDelivery
+from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ class Heartbeat:
             log.warning(
                 "the lease on message %s cannot be renewed for now; should it run out, another "
                 "worker of %s may take the message over: %s",
-                lease.wanted.id, lease.consumer, error,
+                lease.wanted.id, lease.consumer, told(error),
             )  # fmt: skip
             return False
         with self._lock:

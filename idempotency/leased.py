@@ -18,6 +18,7 @@ from holdfast.idempotency.window import as_text
 from holdfast.in_thread import to_the_end
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.plan import Handler, wrap
+from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +141,7 @@ class Leased(Layer):
         try:
             self._lease_store().free(held.lease)
         except Exception as other:  # noqa: BLE001 - the lease ends by itself; *error* goes on
-            log.warning("lease on %s was not given back: %r", held.lease.wanted.id, other)
+            log.warning("lease on %s was not given back: %s", held.lease.wanted.id, told(other))
 
     async def enter_async(self, call: Call) -> Done | None:
         """Take the lease in a thread; one that is cancelled meanwhile keeps no lease."""

@@ -11,6 +11,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.keys import fitted, storable
 from holdfast.idempotency.standing import CLEAN, Orphan, Standing, judged, merged
+from holdfast.scrubbing import told
 from holdfast.sql import statements
 from holdfast.transactions import transact
 
@@ -153,7 +154,7 @@ class Ledger:
         Without *connection* this outlives the rollback of the handler's transaction, as it
         should.
         """
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = error if isinstance(error, str) else told(error)
         return self._count(connection, consumer, message_id, failed=1, error=storable(text))
 
     def released(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.metrics import CONTENT_TYPE
+from holdfast.scrubbing import clean, scrubbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ log = logging.getLogger("holdfast.outbox")
 
 _PLAIN = "text/plain; charset=utf-8"
 _SLOW_SECONDS = 5.0
+_MOST_TOLD = 1_000
 
 Answer = tuple[HTTPStatus, str, bytes]
 
@@ -93,7 +95,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def _judged(verdict: Verdict) -> Answer:
     status = HTTPStatus.OK if verdict.good else HTTPStatus.SERVICE_UNAVAILABLE
-    return status, _PLAIN, f"{verdict.why}\n".encode()
+    # Anybody may ask: what is told of a failure names no secret and no statement.
+    return status, _PLAIN, f"{clean(scrubbed(verdict.why))[:_MOST_TOLD]}\n".encode()
 
 
 def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,8 +70,8 @@ class Sampler:
                 self._sample = self._clock.monotonic(), self._backlog.measure()
             except SQLAlchemyError as error:
                 log.debug("the backlog cannot be measured now: %s", type(error).__name__)
-            except Exception:  # a row that nobody foresaw must not blind the operator for good
-                log.exception("the backlog cannot be measured")
+            except Exception as error:  # noqa: BLE001 - a row that nobody foresaw must not blind
+                log.error("the backlog cannot be measured: %s", told(error))  # noqa: TRY400
             self._clock.wait(self._stop, self._every)
 
 

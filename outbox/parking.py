@@ -16,9 +16,9 @@ from holdfast.outbox.outcome import sort_out
 from holdfast.outbox.portion import fitting
 from holdfast.outbox.rows import Row, staged
 from holdfast.outbox.schema import outbox, parked
+from holdfast.scrubbing import text_of
 from holdfast.sql import statements
 from holdfast.transactions import transact
-from holdfast.urls import mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -109,7 +109,7 @@ class Parking:
             if error is not None:
                 log.error(
                     "outbox event %s to %s (key %r) is parked: %s",
-                    row.id, row.topic, row.key, mask(str(error)), extra=_facts(row),
+                    row.id, row.topic, row.key, text_of(error), extra=_facts(row),
                 )  # fmt: skip
         return self._move(leases, rows)
 
@@ -148,7 +148,7 @@ class Parking:
         now = self._clock.now()
         missing: list[Refused] = []
         for row, error in rows:
-            why = None if error is None else cut(mask(str(error)), MOST_TEXT)
+            why = None if error is None else cut(text_of(error), MOST_TEXT)
             how = BEHIND if error is None else REFUSED
             copied = db.execute(copy, {"at": row.seq, "why": why, "now": now, "how": how})
             if not copied.rowcount and not self._keep(db, row, why, how):
@@ -195,7 +195,7 @@ class Parking:
         again = [*refused, *outcome.refused]
         for row, error in again:
             if error is not None:
-                text = mask(str(error))
+                text = text_of(error)
                 log.error("released event %s is refused again: %s", row.id, text, extra=_facts(row))
 
         def settle(db: Connection) -> None:
@@ -205,7 +205,7 @@ class Parking:
                 db.execute(delete(parked).where(parked.c.seq.in_(outcome.done)))
             for row, error in again:
                 if error is not None:
-                    why = {"state": REFUSED, "error": cut(mask(str(error)), MOST_TEXT)}
+                    why = {"state": REFUSED, "error": cut(text_of(error), MOST_TEXT)}
                     db.execute(update(parked).where(parked.c.seq == row.seq).values(**why))
 
         transact(self._engine, settle, clock=self._clock)

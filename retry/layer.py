@@ -214,17 +214,18 @@ class Retry(Layer):
         left = None if deadline is None else deadline.remaining()
         delay = None if progress.is_last else self._at_least_asked(own, error, left, call)
         if delay is None or (left is not None and delay >= left):
-            log.warning("no time is left to retry%s: %r", _whose(call), error)
+            log.warning("no time is left to retry%s: %s", _whose(call), call.told(error))
             return None
         if self.budget is not None and not self.budget.withdraw():
-            log.warning("the retry budget %s is spent%s: %r", self.budget.name, _whose(call), error)
+            log.warning("the retry budget %s is spent%s: %s",
+                        self.budget.name, _whose(call), call.told(error))  # fmt: skip
             if call.message is None:
                 return None
             _finish(progress)
             raise BudgetSpent(self.budget.name) from error
-        log.info(
-            "attempt %d failed%s, next in %.3f s: %r", call.attempt, _whose(call), delay, error
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.info("attempt %d failed%s, next in %.3f s: %s",
+                     call.attempt, _whose(call), delay, call.told(error))  # fmt: skip
         progress.previous = own
         call.attempt += 1
         return Again(delay)

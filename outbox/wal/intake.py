@@ -25,6 +25,7 @@ from holdfast.outbox.wal.pgoutput import (
     decode,
 )
 from holdfast.outbox.wal.rowform import reader
+from holdfast.scrubbing import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,8 +128,9 @@ class Intake:
             try:
                 # Never skipped: no table holds them. Negative: no row has that number.
                 row = row_of(message.content, -self.marks.count - 1)
-            except Malformed:
-                log.exception("a stranger's message at %s is left out", where)
+            except Malformed as error:
+                log.error("a stranger's message at %s is left out: %s",  # noqa: TRY400
+                          where, text_of(error))  # fmt: skip
                 return
             if not self._messages:
                 raise ConfigurationError(

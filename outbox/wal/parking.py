@@ -9,8 +9,8 @@ from holdfast.errors import Transient
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.parking import BEHIND, REFUSED, Parking
 from holdfast.outbox.wal.visibility import Snapshot
+from holdfast.scrubbing import text_of
 from holdfast.sql import statements
-from holdfast.urls import mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class WalParking(Parking):
             for row, error in rows:
                 values = {
                     **row._asdict(),
-                    "error": None if error is None else cut(mask(str(error)), MOST_TEXT),
+                    "error": None if error is None else cut(text_of(error), MOST_TEXT),
                     "state": BEHIND if error is None else REFUSED,
                     "now": self._clock.now(),
                 }
