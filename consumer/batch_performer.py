@@ -126,7 +126,10 @@ class BatchRun:
         stuck = set()
         for work in works:
             work.started = work.reported = math.inf  # no handler of its own runs yet
-            call = Call((), {}, message=work.message, consumer=self._route.consumer)
+            call = Call(
+                (), {}, message=work.message, consumer=self._route.consumer,
+                hides=self._route.letters.hides,
+            )  # fmt: skip
             subject = self._plan.dedup.subject
             assert subject is not None  # noqa: S101 - it was decorated
             try:

@@ -131,7 +131,8 @@ class Books:
 
     def is_dead(self, db: Connection, work: Work) -> bool:
         """Whether *work* is a message that waits among the dead letters: it came again."""
-        own = dead_letter_id(work.route.group, work.route.name, work.message)
+        hidden = work.route.letters.origin.hidden
+        own = dead_letter_id(work.route.group, work.route.name, work.message, hidden)
         # By its id alone: PostgreSQL might read a fresh table by all that is pending.
         state = db.execute(select(letters.c.state).where(letters.c.dlq_id == own)).scalar()
         return bool(state == PENDING)

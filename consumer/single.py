@@ -202,8 +202,11 @@ class _Run:
         work, books, consumer = self.work, self._books, self.work.route.consumer
         if self._limit is not None:
             self._permit = self._limit.admit()  # raises where too many die
-        scrub = work.route.letters.scrub
-        call = Call((), {}, message=work.message, consumer=consumer, scrub=scrub)
+        letters = work.route.letters
+        call = Call(
+            (), {}, message=work.message, consumer=consumer, scrub=letters.scrub,
+            hides=letters.hides,
+        )  # fmt: skip
         if books is None:
             return call
         self._look_up(books, call)

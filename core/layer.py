@@ -81,6 +81,8 @@ class Call(msgspec.Struct):
     """Why the attempt before failed, in a run that suspends."""
     suspends: bool = False
     """Whether the run returns a `Later` where it would otherwise wait."""
+    hides: bool = False
+    """Whether fields of the message are hidden from what is kept of it: no digest covers them."""
     scrub: Callable[[Call, str], str] | None = None
     """How a text about this call is rid of what its dead letter would hide."""
 
@@ -132,6 +134,8 @@ class Layer:
     stage: ClassVar[Stage]
     label: ClassVar[str]
     """How the decorator is written, e.g. '@retry'."""
+    hides: bool = False
+    """Whether it hides fields of the message from what is kept."""
 
     def __call__(self, function: Callable[..., Any]) -> Handler:
         """Wrap *function*; the order of all its layers is checked here."""

@@ -70,7 +70,7 @@ def capture(
     message, lineage = _original(message)
     at = clock.now()
     host = origin.host or _host()
-    dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message)
+    dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message, origin.hidden)
     failure = _failure(error, stage, scrubber(message, origin))
     seconds = at.timestamp()
     occurrence = Occurrence(
@@ -115,7 +115,7 @@ def scrubber(message: Message, origin: Origin) -> Callable[[str], str]:
     """Return how a text about *message* is rid of what must not be kept."""
     if is_opaque(message.payload, origin):
         return lambda _: _WITHHELD
-    hidden = values_at(message.payload, origin.redaction.paths + origin.fields)
+    hidden = values_at(message.payload, origin.hidden)
     return lambda text: without(origin.redaction.scrub(text), hidden)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.classification import Classify, check_classify, recognise
 from holdfast.dlq.capture import NOWHERE, Origin, capture, scrubber
+from holdfast.dlq.redaction import without_fields
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy
 from holdfast.ids import derived_id
 from holdfast.layer import Call, Done, Layer, Stage
@@ -62,6 +63,7 @@ class DeadLetters(Layer):
         self.group = group
         self.origin = replace(origin, commutative=True) if commutative else origin
         self._classify = recognise if classify is None else classify
+        self.hides = bool(self.origin.hidden)
         self._handler = ""
 
     def __call__(self, function: Callable[..., Any]) -> Handler:
@@ -80,6 +82,7 @@ class DeadLetters(Layer):
         own = copy.copy(self)
         own.home = home
         own.origin = self.origin if origin is None else origin
+        own.hides = bool(own.origin.hidden)
         return own
 
     def is_final(self, error: BaseException) -> bool:
@@ -111,9 +114,12 @@ class DeadLetters(Layer):
 
     def scrub(self, call: Call, text: str) -> str:
         """Return *text* without what the dead letter of *call* would hide."""
-        if not (self.origin.redaction.paths or self.origin.fields):
+        if not self.origin.hidden:
             return self.origin.redaction.scrub(text)
-        return scrubber(_message(call, self._handler)[0], self.origin)(text)
+        return scrubber(self._message(call)[0], self.origin)(text)
+
+    def _message(self, call: Call) -> tuple[Message, Delivery | None]:
+        return _message(call, self._handler, self.origin.hidden)
 
     def _home(self) -> Home:
         if self.home is None:
@@ -141,7 +147,7 @@ class DeadLetters(Layer):
     def _letter(self, call: Call, error: BaseException) -> DeadLetter:
         delivery = call.notes.get(DELIVERY)
         group, _, handler = call.consumer.rpartition("/")
-        message, found = _message(call, self._handler)
+        message, found = self._message(call)
         return capture(
             message,
             error,
@@ -182,7 +188,7 @@ def dead_lettered(call: Call) -> DeadLetter | None:
     return letter
 
 
-def _message(call: Call, handler: str) -> tuple[Message, Delivery | None]:
+def _message(call: Call, handler: str, hidden: tuple[str, ...]) -> tuple[Message, Delivery | None]:
     """Return the message that *call* handles; a call without one is written down as one."""
     if call.message is not None:
         return call.message, None
@@ -199,7 +205,7 @@ def _message(call: Call, handler: str) -> tuple[Message, Delivery | None]:
         payload = msgspec.json.encode(body, enc_hook=_described)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError):
         payload = _described(body).encode("utf-8", "backslashreplace")
-    digest = hashlib.sha256(payload).hexdigest()
+    digest = hashlib.sha256(without_fields(payload, hidden)[0] or b"").hexdigest()
     made = Message(
         id=derived_id("call", handler, digest),
         topic=handler or "calls",

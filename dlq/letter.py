@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from holdfast.dlq.redaction import without_fields
 from holdfast.ids import derived_id
 from holdfast.message import Message  # noqa: TC001 - msgspec resolves it at run time
 from holdfast.ports import Position  # noqa: TC001
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 SCHEMA_VERSION = 1
 """The envelope that this version writes; newer ones are kept and flagged, never half-read."""
@@ -176,15 +175,37 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.governance.redacted and self.newer is None
 
 
-def dead_letter_id(group: str, handler: str, message: Message) -> str:
+def dead_letter_id(group: str, handler: str, message: Message, hidden: tuple[str, ...] = ()) -> str:
     """Return the identity of *message* as a dead letter of *handler* in *group*.
 
     The same message published twice is one dead letter; the same id with other content is
-    another one. A foreign message has an id that follows from its coordinates.
+    another one. The fields at the *hidden* paths have no part in it: from an id that covers
+    them their values could be guessed. A foreign message has an id that follows from its
+    coordinates.
     """
-    payload = message.payload
+    payload = without_fields(message.payload, hidden)[0] if hidden else message.payload
     digest = "null" if payload is None else hashlib.sha256(payload).hexdigest()
     return derived_id("dead-letter", group, handler, message.id, digest)
+
+
+def own_id(letter: DeadLetter) -> str:
+    """Return the identity of *letter* by what is kept of its message."""
+    kept = letter.governance
+    hidden = kept.redacted + kept.sealed
+    return dead_letter_id(letter.culprit.group, letter.culprit.handler, letter.message, hidden)
+
+
+def renamed(letter: DeadLetter, dlq_id: str) -> DeadLetter:
+    """Return *letter* under another id; those of its failures follow from that."""
+    failures = tuple(
+        msgspec.structs.replace(
+            one,
+            id=occurrence_id(dlq_id, datetime.fromtimestamp(one.at, UTC), one.host, one.replay_id),
+        )
+        for one in letter.history.failures
+    )
+    history = msgspec.structs.replace(letter.history, failures=failures)
+    return msgspec.structs.replace(letter, dlq_id=dlq_id, history=history)
 
 
 def occurrence_id(dlq_id: str, at: datetime, host: str, replay_id: str | None) -> str:

@@ -56,6 +56,11 @@ class Origin:
         if self.fields and self.subject is None:
             raise ConfigurationError("fields are encrypted per subject: say where it is, subject=…")
 
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The paths whose values are removed or encrypted."""
+        return self.redaction.paths + self.fields
+
     def over(self, other: Origin) -> Origin:
         """Return this origin with what *other* says wherever it says nothing itself."""
         silent = {
@@ -71,8 +76,7 @@ NOWHERE = Origin()
 
 def is_opaque(payload: bytes | None, origin: Origin) -> bool:
     """Whether *payload* holds fields to hide that cannot be told apart."""
-    hidden = origin.redaction.paths + origin.fields
-    return within(payload, hidden) != hidden
+    return within(payload, origin.hidden) != origin.hidden
 
 
 def protected(message: Message, origin: Origin) -> tuple[Message, Governance]:

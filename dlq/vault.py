@@ -187,19 +187,25 @@ class Vault:
 def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYSTEM_CLOCK) -> bool:
     """Delete the key of *subject*, with an audit entry; return whether there was one.
 
-    Needs no master key. The entry holds a digest of the subject, not its name.
+    Needs no master key. The entry does not say who it was: only the warrant's reason and
+    ticket do. The digest in it has the destroyed key for its own, so nobody can try names.
     """
 
     def work(db: Connection) -> bool:
         where = (subject_key.c.subject == cut(subject), subject_key.c.wrapped.is_not(None))
         now = clock.now().timestamp()
+        wrapped = db.execute(select(subject_key.c.wrapped).where(*where)).scalar()
         found = update(subject_key).where(*where).values(wrapped=None, forgotten_at=now)
         gone = db.execute(found).rowcount == 1
-        digest = hashlib.sha256(subject.encode()).hexdigest()
+        digest = "(unknown)" if wrapped is None else _nameless(subject, bytes(wrapped))
         Audit(clock=clock).append(db, warrant, "forget", digest, {"found": gone})
         return gone
 
     return committed(engine, work, clock=clock)
+
+
+def _nameless(subject: str, wrapped: bytes) -> str:
+    return hashlib.blake2b(subject.encode(), key=wrapped[:64], digest_size=16).hexdigest()
 
 
 def _forgotten() -> Forgotten:
