@@ -17,6 +17,8 @@ from holdfast.cli.options import Actor, Config, Database, Json, Reason, Yes
 from holdfast.dlq.audit import Audit
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.pruner import prune as prune_rows
+from holdfast.idempotency.renaming import Renamed
+from holdfast.idempotency.renaming import rename as rename_scope
 from holdfast.idempotency.stats import ConsumerStats, require_inbox
 from holdfast.idempotency.stats import forget as forget_rows
 from holdfast.idempotency.stats import stats as count
@@ -47,7 +49,7 @@ def stats(*, config: Config = None, database: Database, as_json: Json = False) -
         say("next: holdfast inbox prune")
 
 
-@app.command(epilog="Example: holdfast inbox prune --consumer billing/shop.bill")
+@app.command(epilog="Example: holdfast inbox prune --consumer billing/orders")
 def prune(
     *,
     config: Config = None,
@@ -68,14 +70,18 @@ def prune(
         say("nothing to prune")
 
 
-@app.command(epilog="Example: holdfast inbox forget billing/shop.bill 0190163d-8694-739b-aea5-"
-             "966c26f8ad91 --reason 'effect was undone by hand' --yes")  # fmt: skip
+@app.command(epilog="Example: holdfast inbox forget billing/orders 0190163d-8694-739b-aea5-"
+             "966c26f8ad91 --source shop --reason 'effect was undone by hand' --yes")  # fmt: skip
 def forget(
     consumer: Consumer,
     ids: Annotated[list[str], typer.Argument(help="Ids (or keys) of handled messages.")],
     *,
     config: Config = None,
     database: Database,
+    source: Annotated[
+        str | None,
+        typer.Option(help="The messages' source, where they have one: Outbox(source=…)."),
+    ] = None,
     reason: Reason,
     actor: Actor = None,
     yes: Yes = False,
@@ -87,26 +93,63 @@ def forget(
     """
     warrant = warranted(actor, reason)
     if not yes:
-        _confirm(len(ids))
+        _confirm(
+            "forget lets effects happen twice",
+            f"Let {len(ids):,} message(s) take effect a second time?",
+        )
 
     def record(db: Connection, forgotten: list[str]) -> None:
         Audit().append(db, warrant, "inbox.forget", consumer, {"messages": forgotten})
 
     with _inbox(database) as engine, dead_letters(database):
-        forgotten = forget_rows(engine, consumer, ids, record=record)
+        forgotten = forget_rows(engine, consumer, ids, source=source, record=record)
     if not forgotten:
-        raise NotFound(f"{consumer} remembers none of these {len(ids)} message(s)")
+        hint = "" if source is not None else ": add --source SOURCE if they have one"
+        raise NotFound(f"{consumer} remembers none of these {len(ids)} message(s){hint}")
     if as_json:
         print_json(forgotten)
         return
     say(f"forgot {len(forgotten):,} of {len(ids):,}: they are handled again when they come")
 
 
-def _confirm(size: int) -> None:
+@app.command(epilog="Example: holdfast inbox rename billing/orders billing/orders-v2 "
+             "--reason 'the topic has a new name' --yes")  # fmt: skip
+def rename(
+    old: Annotated[str, typer.Argument(help="The consumer as `holdfast inbox stats` names it.")],
+    new: Annotated[str, typer.Argument(help="Its new name: GROUP/TOPIC, or GROUP/NAME.")],
+    *,
+    config: Config = None,
+    database: Database,
+    reason: Reason,
+    actor: Actor = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Give what one consumer remembers to another name, all at once.
+
+    For a topic or handler that has a new name: what was handled is not handled again. Stop the
+    consumer that uses the old name first. Who did it and why goes into the audit trail.
+    """
+    warrant = warranted(actor, reason)
+    if not yes:
+        _confirm(f"rename takes all memory from {old}", f"Give all memory of {old} to {new}?")
+
+    def record(db: Connection, done: Renamed) -> None:
+        detail = {"new": new, "remembered": done.remembered, "attempts": done.attempts}
+        Audit().append(db, warrant, "inbox.rename", old, detail)
+
+    with _inbox(database) as engine, dead_letters(database):
+        done = rename_scope(engine, old, new, record=record)
+    if as_json:
+        print_json(asdict(done))
+        return
+    say(f"{new} remembers {done.remembered:,} messages of {old} now")
+
+
+def _confirm(what: str, question: str) -> None:
     if not sys.stdin.isatty():
-        raise ConfigurationError("forget lets effects happen twice and nobody is here to ask: "
-                                 "add --yes")  # fmt: skip
-    if not typer.confirm(f"Let {size:,} message(s) take effect a second time?"):
+        raise ConfigurationError(f"{what} and nobody is here to ask: add --yes")
+    if not typer.confirm(question):
         say("left as it is")
         raise SystemExit(1)
 

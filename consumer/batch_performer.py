@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.classification import classify
 from holdfast.consumer.performer import enter_context
+from holdfast.consumer.scopes import scope_of
 from holdfast.consumer.transaction import outage_of
 from holdfast.consumer.work import Apart, Verdict, Wait, Work
 from holdfast.errors import DependencyDown, Remedy
@@ -151,7 +152,7 @@ class BatchRun:
         if not works:
             return {}
         batch = Batch(
-            consumer=self._route.consumer,
+            consumer=scope_of(self._plan.dedup, self._route.consumer),
             messages=[work.message for work in works],
             wanted=[self._wanted[work] for work in works],
             lanes=[work.lane_key for work in works],

@@ -7,25 +7,24 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import select
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from holdfast.columns import ascii_only
 from holdfast.consumer.held import Held, HeldKey, hash_of
+from holdfast.consumer.scopes import carry_attempts, known_scopes, scope_of, tell_changes
 from holdfast.consumer.transaction import DatabaseDown
 from holdfast.dlq import closed
-from holdfast.dlq.letter import dead_letter_id
 from holdfast.dlq.overtaking import open_letters, overtake
-from holdfast.dlq.rows import PENDING
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.recognition import open_letter_of
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
+from holdfast.idempotency.layer import Idempotent
 from holdfast.scrubbing import told
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -80,14 +79,21 @@ class Books:
                 raise
             self.run(lambda db: write(db, ascii_only(text)))
 
-    def introduce(self, routes: Iterable[Route]) -> None:
-        """Enter the consumers in the inbox's roster now: handlers would wait for each other."""
+    def introduce(self, routes: Collection[Route]) -> None:
+        """Enter the consumers in the inbox's roster now: handlers would wait for each other.
+
+        What earlier versions kept under other names is taken over, and whoever reads the log is
+        told of scopes that have come or gone.
+        """
+        before = self.run(lambda db: known_scopes(db, self._group))
+        tell_changes(self._group, routes, before)
+        self.run(lambda db: carry_attempts(db, routes))
         for route in routes:
             for layer in route.plan.layers:
                 inbox = getattr(layer, "inbox", None)
-                if isinstance(inbox, Inbox):
+                if isinstance(layer, Idempotent) and isinstance(inbox, Inbox):
                     with translated(), Session(self.engine) as session, session.begin():
-                        inbox.enter(session, route.consumer)
+                        inbox.enter(session, scope_of(layer, route.consumer))
 
     def failed(self, work: Work, error: BaseException) -> None:
         """Count a failed attempt."""
@@ -106,12 +112,12 @@ class Books:
     def alone(self, work: Work, owner: str) -> None:
         """Mark that *work* runs with nothing beside it."""
         with translated():
-            self.ledger.starting(work.route.consumer, [work.message.id], owner, alone=True)
+            self.ledger.starting(work.route.consumer, [work.message.identity], owner, alone=True)
 
     def finished(self, work: Work, owner: str) -> None:
         """Remove the mark of *work*."""
         with translated():
-            self.ledger.finished(work.route.consumer, [work.message.id], owner)
+            self.ledger.finished(work.route.consumer, [work.message.identity], owner)
 
     def postpone(self, work: Work, delay: float, error: BaseException | None) -> None:
         """Park *work* until its retry is due: committed before the broker is told."""
@@ -131,11 +137,9 @@ class Books:
 
     def is_dead(self, db: Connection, work: Work) -> bool:
         """Whether *work* is a message that waits among the dead letters: it came again."""
-        hidden = work.route.letters.origin.hidden
-        own = dead_letter_id(work.route.group, work.route.name, work.message, hidden)
-        # By its id alone: PostgreSQL might read a fresh table by all that is pending.
-        state = db.execute(select(letters.c.state).where(letters.c.dlq_id == own)).scalar()
-        return bool(state == PENDING)
+        route = work.route
+        hidden = route.letters.origin.hidden
+        return open_letter_of(db, route.group, route.name, work.message, hidden) is not None
 
     def park_behind(self, work: Work) -> bool:
         """Park *work* behind its key; False if the key is not held any more.
@@ -181,7 +185,7 @@ class Books:
         if work.row is not None:
             self.held.done(db, work.row)
         if work.known:
-            self.ledger.forget(work.route.consumer, [work.message.id], connection=db)
+            self.ledger.forget(work.route.consumer, [work.message.identity], connection=db)
 
     def confirm(self, db: Connection, work: Work, *, duplicate: bool) -> None:
         """Note in the transaction of its effect that *work* was handled, now or before."""
@@ -217,7 +221,7 @@ class Books:
 
         found = held_back(db, [work.message for work in replayed])
         for work in replayed:
-            work.held_back = work.message.id in found
+            work.held_back = work.message.identity in found
 
     def is_held_back(self, work: Work) -> bool:
         """Whether the replayed *work* must stay a dead letter; looked up before it is run."""

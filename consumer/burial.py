@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from holdfast.consumer.work import current_work
-from holdfast.dlq import capture
 
 if TYPE_CHECKING:
     from holdfast.clock import Clock
@@ -19,10 +18,10 @@ def bury(work: Work, error: BaseException, clock: Clock) -> None:
     """Return once *work* is a dead letter, as its handler's own layer would have written it."""
     route, letters = work.route, work.route.letters
     assert letters.home is not None  # noqa: S101 - every route has one
-    letter = capture(
+    letter = letters.captured(
         work.message, error, group=route.group, handler=route.name,
         delivery=work.delivery if work.row is None else work.row.origin,
-        attempts=work.attempt + work.crashes, clock=clock, origin=letters.origin,
+        attempts=work.attempt + work.crashes, clock=clock,
         stage="crash" if work.refused is None else "deserialize",
     )  # fmt: skip
     token = current_work.set(work)

@@ -11,6 +11,7 @@ from holdfast.consumer.work import LaneKey, Work
 from holdfast.dlq import closed
 from holdfast.dlq.tally import fold
 from holdfast.idempotency import prune
+from holdfast.message import SOURCE_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,7 +80,7 @@ class Chores:
                 self._books.ledger.alive(self._owner)
                 for orphan in self._books.ledger.orphans():
                     log.warning("process %s died while it handled message %s of %s%s", orphan.owner,
-                                orphan.message_id, orphan.consumer,
+                                orphan.message_id.replace(SOURCE_END, " "), orphan.consumer,
                                 ", alone" if orphan.alone else "")  # fmt: skip
         if now >= self._next_prune:
             with translated():

@@ -168,7 +168,7 @@ class Clerk:
                 by_consumer.setdefault(work.route.consumer, []).append(work)
         for consumer, mine in sorted(by_consumer.items()):
             taken = self._standing(db, consumer, mine)
-            ids = [work.message.id for work in taken]
+            ids = [work.message.identity for work in taken]
             self._books.ledger.starting(consumer, ids, self._owner, connection=db)
             held |= self._held(db, taken)
             self._books.look_ahead(db, taken, burials)
@@ -177,11 +177,11 @@ class Clerk:
 
     def _standing(self, db: Connection, consumer: str, works: list[Work]) -> list[Work]:
         """Write what is known onto *works*; leave out those that run alone somewhere else."""
-        ids = [work.message.id for work in works]
+        ids = [work.message.identity for work in works]
         found = self._books.ledger.standing(consumer, ids, owner=self._owner, connection=db)
         taken = []
         for work in works:
-            standing = found.get(work.message.id)
+            standing = found.get(work.message.identity)
             if standing is not None:
                 if standing.begun_alone:
                     continue
@@ -213,7 +213,7 @@ class Clerk:
         try:
             while True:
                 work = self._done.get_nowait()
-                by_consumer.setdefault(work.route.consumer, []).append(work.message.id)
+                by_consumer.setdefault(work.route.consumer, []).append(work.message.identity)
         except Empty:
             pass
         if not by_consumer:

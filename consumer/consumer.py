@@ -32,6 +32,7 @@ from holdfast.dlq.origin import NOWHERE
 from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError
 from holdfast.ids import new_id
+from holdfast.names import require_name
 from holdfast.signals import signals_heard
 
 if TYPE_CHECKING:
@@ -75,11 +76,20 @@ class Consumer:
     ) -> None:
         if not isinstance(group, str) or not group:
             raise ConfigurationError(f"group={group!r}: name the consumer group, e.g. 'billing'")
+        require_name(group, "group=…")
+        if settings is not None and not isinstance(settings, Settings):
+            raise ConfigurationError(f"settings={settings!r}: pass a holdfast.consumer.Settings")
+        if not isinstance(version, str):
+            raise ConfigurationError(f"version={version!r}: write it as a text, e.g. '1.4.2'")
+        if not isinstance(origin, Origin):
+            raise ConfigurationError(f"origin={origin!r}: pass a holdfast.dlq.Origin")
+        if triage is not None and not isinstance(triage, Triage):
+            raise ConfigurationError(f"triage={triage!r}: pass a holdfast.dlq.triage.Triage")
         if settings is not None and options:
             raise ConfigurationError(
                 f"{', '.join(options)} beside settings=: put everything into the Settings"
             )
-        self.broker = connect(broker) if isinstance(broker, str) else broker
+        self.broker = connect(broker) if isinstance(broker, str) else _required(broker)
         self.group = group
         self.tally = Tally()
         self.settings = Settings.read(options) if settings is None else settings
@@ -102,25 +112,35 @@ class Consumer:
         self._stopped = threading.Event()
 
     def on(
-        self, topic: str, *, batch: Batches | int | None = None, ordered: bool = True
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        batch: Batches | int | None = None,
+        ordered: bool = True,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function for *topic*; its layers are checked here.
 
-        With *batch*, a size or `Batches`, so many messages share one transaction. A handler to
-        which the order of a key's messages does not matter says *ordered* False: they run side
-        by side, and none waits for one that failed.
+        The handler is known by the topic in its group, or by *name* if that is given: under this
+        its dedup rows, attempts and dead letters are kept, whatever the function is called and
+        however the program is started. With *batch*, a size or `Batches`, so many messages share
+        one transaction. A handler to which the order of a key's messages does not matter says
+        *ordered* False: they run side by side, and none waits for one that failed.
         """
         if not isinstance(topic, str) or not topic:
             raise ConfigurationError(
                 f"on({topic!r}): name the topic that the handler reads, e.g. @consumer.on('orders')"
                 "; for several topics write it several times"
             )
+        require_name(topic, f"on({topic!r})")
+        if name is not None:
+            require_name(name, f"on({topic!r}, name=…)")
         batches = Batches.of(batch)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
-            route = self._routing.route(topic, function, batches, ordered=ordered)
+            route = self._routing.route(topic, function, batches, ordered=ordered, name=name)
             check_apart(route, self._routes.values())
             self._routes[topic] = route
             return registered(function, topic)
@@ -222,6 +242,17 @@ class Consumer:
         assembly.stop()
         bound = f"finishing what is in hand, for at most {seconds:g} s"
         log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
+
+
+def _required(broker: Any) -> Broker:
+    """Return *broker* if it is one."""
+    if not all(hasattr(broker, name) for name in ("name", "caps", "source", "sink")):
+        raise ConfigurationError(
+            f"Consumer({broker!r}): give it a broker's URL, e.g. 'kafka://host:9092', or what "
+            "connect(url) returns"
+        )
+    found: Broker = broker
+    return found
 
 
 class _LateTopicHome:

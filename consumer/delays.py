@@ -83,7 +83,7 @@ class Delays:
         """
         if not self._is_native:
             return 1, None
-        known = self._attempts.pop(message.id, None)
+        known = self._attempts.pop(message.identity, None)
         return (delivery.count or 1, None) if known is None else known
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Delays:
     def _remember(self, work: Work) -> None:
         if len(self._attempts) >= _REMEMBERED:
             self._attempts.pop(next(iter(self._attempts)), None)
-        self._attempts[work.message.id] = work.attempt, work.failing_since
+        self._attempts[work.message.identity] = work.attempt, work.failing_since
 
     def _publish(self, message: Message) -> None:
         try:

@@ -132,9 +132,9 @@ def check_apart(route: Route, others: Iterable[Route]) -> None:
             continue
         if _makes_keys(route.plan) or _makes_keys(other.plan):
             raise ConfigurationError(
-                f"the handlers of {other.topic!r} and {route.topic!r} are both called {route.name}"
-                " and make keys with @idempotent(key=…): they would take each other's messages "
-                "for duplicates. Give each a def of its own"
+                f"the handlers of {other.topic!r} and {route.topic!r} are both called "
+                f"{route.name!r} and make keys with @idempotent(key=…): they would take each "
+                "other's messages for duplicates. Give each a name of its own"
             )
 
 

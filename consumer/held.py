@@ -222,15 +222,16 @@ class Held:
     def _add(self, db: Connection, key: HeldKey, origin: Delivery, attempt: int) -> int:
         """Add the row, unless a rival with the same lane has done so; the key row is locked.
 
-        The same id with other content is another message: it must not vanish, but show as the
-        conflict that it is when its turn comes.
+        The same id of another source is another message. With other content it is one, too: it
+        must not vanish, but show as the conflict that it is when its turn comes.
         """
         mine = and_(
             held.c.grp == self._group, held.c.topic == key.topic, held.c.key_hash == key.key_hash
         )
         message_id = fitted(origin.message.id)
-        same = select(held.c.body).where(mine, held.c.message_id == message_id)
-        if origin.body not in set(db.execute(same).scalars()):
+        same = select(held).where(mine, held.c.message_id == message_id)
+        copies = (_row(key, row).origin for row in db.execute(same))
+        if not any(_is_copy(origin, copy) for copy in copies):
             db.execute(
                 insert(held).values(
                     grp=self._group, topic=key.topic, key_hash=key.key_hash,
@@ -252,6 +253,10 @@ class Held:
             held_key.c.topic == key.topic,
             held_key.c.key_hash == key.key_hash,
         )
+
+
+def _is_copy(origin: Delivery, other: Delivery) -> bool:
+    return origin.body == other.body and origin.message.identity == other.message.identity
 
 
 def _unless_dead(due: Any) -> Any:

@@ -27,7 +27,7 @@ class Attempt(msgspec.Struct, frozen=True):
     consumer: str
     """Group and handler."""
     identity: str
-    """The id of the message, or the key that `@idempotent(key=…)` makes of it."""
+    """`message.identity`: source and id; or the key that `@idempotent(key=…)` makes of it."""
     error: BaseException | None = None
     """Why the attempt before failed, if this process saw it."""
 
@@ -83,7 +83,7 @@ def _message(call: Call) -> Message | None:
 def _attempt(call: Call) -> Attempt:
     known = call.identity
     if known is None:
-        known = "" if call.message is None else call.message.id
+        known = "" if call.message is None else call.message.identity
     return Attempt(call.attempt, call.consumer, known, call.error)
 
 

@@ -69,7 +69,7 @@ class Outage(Layer):
     def leave(self, call: Call) -> None:
         """Note that the message passed; a duplicate asked nobody."""
         if call.message is not None and not call.duplicate:
-            self.passed(call.consumer, call.message.id)
+            self.passed(call.consumer, call.message.identity)
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Raise that the dependency is down instead, so that nothing outside blames the message.

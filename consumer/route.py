@@ -13,12 +13,16 @@ from holdfast.consumer.homes import Homes, place
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
 from holdfast.consumer.outage import Outage
 from holdfast.consumer.payload import Payload
+from holdfast.consumer.scopes import scope_of
 from holdfast.consumer.transaction import AsyncTransaction, Transaction
 from holdfast.consumer.witness import Witness
 from holdfast.dlq import DeadLetters
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency.former import Formerly
+from holdfast.idempotency.layer import Idempotent
+from holdfast.idempotency.leased import Leased
 from holdfast.layer import Layer, Stage
-from holdfast.names import name_of
+from holdfast.names import former_names, name_of
 from holdfast.outbox import Outbox
 from holdfast.plan import Plan
 
@@ -40,9 +44,15 @@ class Route:
 
     topic: str
     consumer: str
-    """Its identity: the group, the module and the name; the scope of its dedup memory."""
+    """Its identity: the group and its name; the scope of its dedup memory and its attempts."""
     group: str
     name: str
+    """Its name in the group: the topic, unless the user gave one. No name of Python's: those
+    change with how the program is started, and with every renaming."""
+    function: str
+    """What people find it by in the code."""
+    formerly: Formerly
+    """Under what earlier versions remembered it: by its name in the code."""
     plan: Plan
     letters: DeadLetters
     """How its messages are put aside; without `@dead_letter`, only those that end the process."""
@@ -96,15 +106,17 @@ class Routing:
         batches: Batches | None = None,
         *,
         ordered: bool = True,
+        name: str | None = None,
     ) -> Route:
         """Return the route of *topic* to *function*; its order is checked here."""
         handler = handler_of(function)
         bare = handler.plan.function
-        name = name_of(bare)
+        name = topic if name is None else name
+        formerly = Formerly(self._group, former_names(bare))
         whole = batches is not None and batches.whole
         if batches is not None:
             check_batched(batches, handler.plan, self._engine)
-        letters = self._letters(handler.plan, name, ordered=ordered)
+        letters = self._letters(handler.plan, name, bare, ordered=ordered)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
         outage = Outage(circuits, self._witness)
         around = self._layers(handler.plan, outage, letters)
@@ -117,12 +129,18 @@ class Routing:
             of_many = Plan(layers, bare, clock=self._clock)
             batch = BatchPlan(batches, of_many, payload, self._engine)
         limit = self._limit(topic)
+        consumer = f"{self._group}/{name}"
+        for layer in plan.layers:
+            if isinstance(layer, Idempotent | Leased):
+                layer.succeed(scope_of(layer, consumer), formerly)
         breakers = tuple(circuit.breaker for circuit in circuits)
         return Route(
             topic=topic,
-            consumer=f"{self._group}/{name}",
+            consumer=consumer,
             group=self._group,
             name=name,
+            function=name_of(bare),
+            formerly=formerly,
             plan=plan,
             letters=letters,
             outage=outage,
@@ -132,11 +150,14 @@ class Routing:
             ordered=ordered,
         )
 
-    def _letters(self, plan: Plan, name: str, *, ordered: bool) -> DeadLetters:
+    def _letters(
+        self, plan: Plan, name: str, function: Callable[..., Any], *, ordered: bool
+    ) -> DeadLetters:
         """Return the handler's dead-letter layer, with a home and an origin of the consumer's."""
         own = next((one for one in plan.layers if isinstance(one, DeadLetters)), DeadLetters())
-        home = self._homes.of(own.home, name, ordered=ordered)
-        return own.using(home, own.origin.over(self.origin))
+        home = self._homes.of(own.home, name_of(function), ordered=ordered)
+        named = own.using(home, own.origin.over(self.origin))
+        return named.named(self._group, name, function)
 
     def _layers(self, plan: Plan, outage: Outage, letters: DeadLetters) -> list[Layer]:
         bare = plan.function
@@ -179,6 +200,10 @@ class Routing:
 
     def use(self, engine: AsyncEngine) -> None:
         """Give handlers that ask for an `AsyncSession` this *engine*, of the same database."""
+        if not hasattr(engine, "sync_engine"):
+            raise ConfigurationError(
+                f"async_database={engine!r}: pass what create_async_engine(url) returns"
+            )
         mine = None if self._engine is None else self._engine.url
         if mine is None or place(engine.url) != place(mine):
             raise ConfigurationError(

@@ -222,7 +222,7 @@ class _Run:
 
     def _look_up(self, books: Books, call: Call) -> None:
         """Write down what is known of the message, after starts of the dead were counted."""
-        work, owner, ids = self.work, self._single._owner, [self.work.message.id]
+        work, owner, ids = self.work, self._single._owner, [self.work.message.identity]
         with translated():
             found = books.ledger.standing(call.consumer, ids, owner=owner).get(ids[0])
             if found is not None and found.begun:
@@ -231,7 +231,7 @@ class _Run:
         if found is None:
             return
         if found.begun_alone:
-            raise StaleDelivery(f"message {ids[0]} runs in another process")
+            raise StaleDelivery(f"message {work.message.id} runs in another process")
         call.attempt, work.known, work.crashes = found.failed + 1, True, found.crashed
         work.attempt = call.attempt
         if found.failing_for is not None:
@@ -243,7 +243,7 @@ class _Run:
         if self._single._vigil is not None:
             self._stack.enter_context(self._single._vigil)
         with translated():
-            books.ledger.starting(work.route.consumer, [work.message.id], owner)
+            books.ledger.starting(work.route.consumer, [work.message.identity], owner)
         self._stack.callback(self._unmark, books)
 
     def _unmark(self, books: Books) -> None:

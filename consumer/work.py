@@ -112,7 +112,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     @property
     def identity(self) -> tuple[str, str]:
         """The handler and the message."""
-        return self.route.consumer, self.message.id
+        return self.route.consumer, self.message.identity
 
 
 @dataclass(frozen=True, slots=True)

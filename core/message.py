@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
+UNNAMED = "holdfast"
+"""The source of messages whose producer gave none."""
+_OF_TOPIC = "topic:"
+"""How the source begins that a message without any gets when it is received."""
+SOURCE_END = "\x1f"
+"""What stands between source and id in an identity."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     topic: str
     payload: bytes | None
     type: str = "message"
-    source: str = "holdfast"
+    source: str = UNNAMED
     key: bytes | None = None
     headers: Headers = EMPTY
     time: datetime
@@ -59,6 +66,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise InvalidMessage("topic is empty: name the topic that the message goes to")
         if not self.id:
             raise InvalidMessage("id is empty: leave it out to have one made")
+        if not isinstance(self.time, datetime):
+            raise InvalidMessage(
+                f"time is a {_kind(self.time)}: pass a datetime with a timezone, e.g. "
+                "datetime.now(UTC)"
+            )
         if self.time.tzinfo is None:
             raise InvalidMessage(
                 f"time {self.time.isoformat()} is naive: attach a timezone, e.g. datetime.now(UTC)"
@@ -72,7 +84,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         *,
         key: str | bytes | None = None,
         type: str = "message",  # noqa: A002 - the name CloudEvents gives it
-        source: str = "holdfast",
+        source: str = UNNAMED,
         headers: HeaderInput = (),
         time: datetime | None = None,
         content_type: str | None = None,
@@ -87,6 +99,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         the current OpenTelemetry span, or else to the trace of its cause. The marks of a
         replay are left out of *headers*: they are about another message.
         """
+        if not (isinstance(topic, str) and isinstance(type, str) and isinstance(source, str)):
+            _refuse_texts(topic=topic, type=type, source=source)  # type: ignore[unreachable]
         if payload is not None and not isinstance(payload, bytes):
             raise InvalidMessage(
                 f"payload is a {_kind(payload)}: encode it to bytes first, e.g. with a Codec"
@@ -109,10 +123,21 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             time=now() if time is None else time,
             correlation_id=own if cause is None else cause.correlation_id or cause.id,
             causation_id=None if cause is None else cause.id,
-            content_type=content_type,
-            schema=schema,
+            content_type=_optional("content_type", content_type),
+            schema=_optional("schema", schema),
             traceparent=current_traceparent() or (None if cause is None else cause.traceparent),
         )
+
+    @property
+    def identity(self) -> str:
+        """What makes it this message and no other: its source and id, as CloudEvents have it.
+
+        One whose source was not given is known by its id alone.
+        """
+        source = self.source
+        if source == UNNAMED or source.startswith(_OF_TOPIC):
+            return self.id
+        return f"{source}{SOURCE_END}{self.id}"
 
     @property
     def key_text(self) -> str | None:
@@ -188,6 +213,12 @@ def utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
+def _refuse_texts(**texts: object) -> None:
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise InvalidMessage(f"{name} is a {_kind(value)}: pass a text, e.g. {name}='orders'")
+
+
 def _encoded(key: str) -> bytes:
     try:
         return key.encode()
@@ -195,6 +226,12 @@ def _encoded(key: str) -> bytes:
         raise InvalidMessage(
             f"key {key!r} cannot be written as UTF-8: remove the lone surrogate"
         ) from error
+
+
+def _optional(name: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidMessage(f"{name} is a {_kind(value)}: pass a text or None")
+    return value
 
 
 def _kind(value: object) -> str:

@@ -22,6 +22,7 @@ from holdfast.dlq.letter import (
     Occurrence,
     Stage,
     dead_letter_id,
+    former_letter_ids,
     occurrence_id,
 )
 from holdfast.dlq.origin import NOWHERE, Origin, is_opaque, protected
@@ -32,7 +33,7 @@ from holdfast.message import REPLAY_HEADER
 from holdfast.scrubbing import clean, text_of, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.headers import Headers
     from holdfast.message import Message
@@ -60,8 +61,13 @@ def capture(
     stage: Stage | str | None = None,
     clock: Clock = SYSTEM_CLOCK,
     origin: Origin = NOWHERE,
+    function: str = "",
+    formerly: Sequence[str] = (),
 ) -> DeadLetter:
     """Return the dead letter of *message*, which *handler* in *group* failed to handle.
+
+    *function* is what the handler is called in the code, *formerly* what it may have been: by
+    those names earlier versions knew it.
 
     Nothing about *message* or *error* makes this fail: texts are cut, cycles end, secrets
     are taken out. An attribute `__holdfast_fingerprint__` of the error groups it explicitly.
@@ -70,7 +76,8 @@ def capture(
     message, lineage = _original(message)
     at = clock.now()
     host = origin.host or _host()
-    dlq_id = _replayed_id(headers, group) or dead_letter_id(group, handler, message, origin.hidden)
+    replayed = _replayed_id(headers, group)
+    dlq_id = replayed or dead_letter_id(group, handler, message, origin.hidden)
     failure = _failure(error, stage, scrubber(message, origin))
     seconds = at.timestamp()
     occurrence = Occurrence(
@@ -96,6 +103,7 @@ def capture(
             git_sha=origin.git_sha,
             host=host,
             traceparent=message.traceparent,
+            function=function,
             commutative=origin.commutative,
         ),
         failure=failure,
@@ -108,6 +116,9 @@ def capture(
         ),
         lineage=lineage,
         governance=governance,
+        formerly=()
+        if replayed or not formerly
+        else former_letter_ids(group, handler, formerly, message, origin.hidden),
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, R
 from holdfast.ids import derived_id
 from holdfast.layer import Call, Done, Layer, Stage
 from holdfast.message import Message, current_message
-from holdfast.names import name_of
+from holdfast.names import former_names, name_of
 from holdfast.ports import Delivery
 from holdfast.scrubbing import told
 
@@ -65,12 +65,16 @@ class DeadLetters(Layer):
         self._classify = recognise if classify is None else classify
         self.hides = bool(self.origin.hidden)
         self._handler = ""
+        self._function = ""
+        self._formerly: tuple[str, ...] = ()
+        self._named: tuple[str, str] | None = None
 
     def __call__(self, function: Callable[..., Any]) -> Handler:
         """Wrap *function*, whose name the letters carry."""
         own = copy.copy(self)
         inner = getattr(getattr(function, "plan", None), "function", function)
-        own._handler = name_of(inner)
+        own._handler = own._function = name_of(inner)
+        own._formerly = former_names(inner)
         return super(DeadLetters, own).__call__(function)
 
     def describe(self) -> str:
@@ -84,6 +88,20 @@ class DeadLetters(Layer):
         own.origin = self.origin if origin is None else origin
         own.hides = bool(own.origin.hidden)
         return own
+
+    def named(self, group: str, handler: str, function: Callable[..., Any]) -> DeadLetters:
+        """Return the same layer for the *handler* of a consumer's *group*."""
+        own = copy.copy(self)
+        own._named = (group, handler)
+        own._function, own._formerly = name_of(function), former_names(function)
+        return own
+
+    def captured(self, message: Message, error: BaseException, **facts: Any) -> DeadLetter:
+        """Return the letter of *message*, which says of the handler what this layer knows."""
+        return capture(
+            message, error, origin=self.origin, function=self._function, formerly=self._formerly,
+            **facts,
+        )  # fmt: skip
 
     def is_final(self, error: BaseException) -> bool:
         """Whether *error* ends the message's way, now that the layers inside let it out."""
@@ -147,8 +165,10 @@ class DeadLetters(Layer):
     def _letter(self, call: Call, error: BaseException) -> DeadLetter:
         delivery = call.notes.get(DELIVERY)
         group, _, handler = call.consumer.rpartition("/")
+        if self._named is not None:
+            group, handler = self._named
         message, found = self._message(call)
-        return capture(
+        return self.captured(
             message,
             error,
             group=group or self.group or "default",
@@ -156,7 +176,6 @@ class DeadLetters(Layer):
             delivery=delivery if delivery is not None else found,
             attempts=call.attempt,
             clock=call.clock,
-            origin=self.origin,
         )
 
 

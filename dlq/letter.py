@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.dlq.redaction import without_fields
 from holdfast.ids import derived_id
-from holdfast.message import Message  # noqa: TC001 - msgspec resolves it at run time
+from holdfast.message import UNNAMED, Message
 from holdfast.ports import Position  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SCHEMA_VERSION = 1
 """The envelope that this version writes; newer ones are kept and flagged, never half-read."""
@@ -78,6 +81,8 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     git_sha: str = ""
     host: str = ""
     traceparent: str | None = None
+    function: str = ""
+    """The handler's name in the code, for people; empty in letters of earlier versions."""
     commutative: bool = False
     """Whether the handler was declared so: its messages of a key may take effect in any order."""
 
@@ -168,6 +173,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """captured, collected, quarantine or imported."""
     newer: dict[str, Any] | None = None
     """The envelope of a newer version, kept as it came; the other parts are then bare."""
+    formerly: tuple[str, ...] = ()
+    """Under what ids an earlier version would have stored it; it does not travel."""
 
     @property
     def is_replayable(self) -> bool:
@@ -178,14 +185,28 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def dead_letter_id(group: str, handler: str, message: Message, hidden: tuple[str, ...] = ()) -> str:
     """Return the identity of *message* as a dead letter of *handler* in *group*.
 
-    The same message published twice is one dead letter; the same id with other content is
-    another one. The fields at the *hidden* paths have no part in it: from an id that covers
-    them their values could be guessed. A foreign message has an id that follows from its
-    coordinates.
+    The same message published twice is one dead letter; the same id with other content, or of
+    another source, is another one. The fields at the *hidden* paths have no part in it: from an
+    id that covers them their values could be guessed. A foreign message has an id that follows
+    from its coordinates.
     """
     payload = without_fields(message.payload, hidden)[0] if hidden else message.payload
     digest = "null" if payload is None else hashlib.sha256(payload).hexdigest()
-    return derived_id("dead-letter", group, handler, message.id, digest)
+    return derived_id("dead-letter", group, handler, message.identity, digest)
+
+
+def former_letter_ids(
+    group: str,
+    handler: str,
+    names: Sequence[str],
+    message: Message,
+    hidden: tuple[str, ...] = (),
+) -> tuple[str, ...]:
+    """Return the ids that earlier versions gave: by the handler's *names* in code, no source."""
+    bare = message.with_(source=UNNAMED)
+    own = dead_letter_id(group, handler, message, hidden)
+    ids = dict.fromkeys(dead_letter_id(group, name, bare, hidden) for name in (handler, *names))
+    return tuple(one for one in ids if one != own)
 
 
 def own_id(letter: DeadLetter) -> str:

@@ -42,13 +42,21 @@ _FAILURE = (
 
 def is_same_message(stored: Row, row: Row) -> bool:
     """Whether *row* is of the message in *stored*: marks of a replay are only headers."""
-    return stored["consumer_group"] == row["consumer_group"] and is_of(stored, _id(row))
+    if stored["consumer_group"] != row["consumer_group"]:
+        return False
+    return _source(stored) == _source(row) and is_of(stored, _id(row))
 
 
 def _id(row: Row) -> str:
     """Return the id of the message in *row*, whole."""
     own: str = row["message_id"]
     return own if row["exact"] is None else exact_of(row["exact"]).get("id", own)
+
+
+def _source(row: Row) -> str:
+    """Return the source of the message in *row*, whole."""
+    own: str = row["source"]
+    return own if row["exact"] is None else exact_of(row["exact"]).get("source", own)
 
 
 def merged(

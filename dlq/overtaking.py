@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.columns import cut
+from holdfast.columns import cut, plain
 from holdfast.dlq.positions import is_newer
 from holdfast.dlq.rows import PENDING, key_hash
 from holdfast.dlq.schema import message, overtaken
@@ -34,6 +34,7 @@ class OpenLetter(NamedTuple):
 
     dlq_id: str
     message_id: str
+    source: str
     lane: int | None
     position: str | None
 
@@ -43,7 +44,7 @@ class OpenLetter(NamedTuple):
         Where positions cannot be compared, what is handled later counts as newer: to hold
         one too many costs a question, to let one pass brings back an old value.
         """
-        if cut(message.id) == self.message_id:
+        if cut(message.id) == self.message_id and plain(message.source) == self.source:
             return False
         comparable = delivery is not None and delivery.lane.partition == self.lane
         newer = is_newer(delivery.position, self.position) if comparable and delivery else None

@@ -49,6 +49,10 @@ class StoreHome:
     def __init__(
         self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK, triage: Triage | None = BUILT_IN
     ) -> None:
+        if not hasattr(engine, "dialect"):
+            raise ConfigurationError(
+                f"StoreHome({engine!r}): pass the engine of a database, open_database(url)"
+            )
         self.engine = engine
         self._clock = clock
         self._triage = triage
@@ -257,6 +261,8 @@ def _as_stored(db: Connection, letter: DeadLetter) -> DeadLetter:
     The ids of older versions covered hidden fields too; such a letter may come from a topic or
     a replay, or be stored since before.
     """
+    if letter.formerly:
+        letter = _as_named_before(db, letter)
     kept = letter.governance
     if not (kept.redacted or kept.sealed) or _is_there(db, letter.dlq_id):
         return letter
@@ -271,6 +277,14 @@ def _as_stored(db: Connection, letter: DeadLetter) -> DeadLetter:
             return renamed(letter, row["dlq_id"])
     replayed = letter.lineage.replay_id is not None
     return letter if replayed or letter.dlq_id == own else renamed(letter, own)
+
+
+def _as_named_before(db: Connection, letter: DeadLetter) -> DeadLetter:
+    """Return *letter* under the id that it has by an earlier name of its handler, if it has one."""
+    ids = (letter.dlq_id, *letter.formerly)
+    there = set(db.execute(select(message.c.dlq_id).where(message.c.dlq_id.in_(ids))).scalars())
+    known = next((one for one in ids if one in there), letter.dlq_id)
+    return letter if known == letter.dlq_id else renamed(letter, known)
 
 
 def _insert_if_new(db: Connection, row: dict[str, Any]) -> bool:

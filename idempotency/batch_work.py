@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from holdfast.errors import StaleDelivery
 from holdfast.idempotency.aborted import require_whole
-from holdfast.idempotency.claim import Claim, Wanted, unclaim
 from holdfast.idempotency.inbox import Inbox, wanted
 from holdfast.transactions import is_deadlock
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from typing import Self
 
+    from holdfast.idempotency.claim import Claim, Wanted
     from holdfast.message import Message
 
     Committing = Callable[[Any, "Batch", list["Outcome"]], None]
@@ -108,7 +108,7 @@ class BatchWork:
             else batch.wanted
         )
         self._claims: list[Claim] = []
-        self._failed: list[bytes] = []
+        self._failed: list[int] = []
         self.new: list[int] = []
 
     def __enter__(self) -> Self:
@@ -151,7 +151,7 @@ class BatchWork:
         if ends(error):
             raise error
         self._outcomes[place] = Outcome(error=error)
-        self._failed.append(self._items[place].key)
+        self._failed.append(place)
         self._stick(place)
 
     def is_left_out(self, place: int) -> bool:
@@ -160,13 +160,14 @@ class BatchWork:
         if lanes is None or lanes[place] not in self._stuck:
             return False
         self._outcomes[place] = Outcome(error=left_behind(self.batch, place))
-        self._failed.append(self._items[place].key)
+        self._failed.append(place)
         return True
 
     def commit(self) -> list[Outcome]:
         """Commit, without the claims of what failed; return all outcomes."""
         require_whole(self.session)
-        unclaim(self.session, self.batch.consumer, self._failed)
+        gone = [(self._items[place], self._claims[place]) for place in self._failed]
+        self._inbox.unclaim_all(self.session, self.batch.consumer, gone)
         outcomes = [self._outcome(place) for place in range(len(self._outcomes))]
         if self.batch.committing is not None:
             self.batch.committing(self.session, self.batch, outcomes)

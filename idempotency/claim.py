@@ -41,6 +41,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: bytes
     digest: bytes
     id: str
+    identity: str = ""
+    """What an outside effect is known by: source and id, or the user's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Claim:
     conflict: IdempotencyConflict | None = None
     twin: int | None = None
     """The place of the first of several copies in the same batch; this is a later one."""
+    carried: tuple[int, ...] = ()
+    """Where it was claimed as well, for processes of an earlier version."""
 
     def __bool__(self) -> bool:
         """Whether the message is new."""
@@ -94,6 +98,23 @@ def claim(
     ]
 
 
+def agrees(one: bytes, other: bytes) -> bool:
+    """Whether two digests are of the same content, or not meant to be compared."""
+    return one == other or UNCOMPARED in (one, other)
+
+
+def inserted(session: Session | Connection, number: int, wanted: list[Wanted]) -> set[bytes] | None:
+    """Claim *wanted*, in the order of their keys; return the keys that are new, None for all."""
+    return _insert(session, number, wanted, hopeful=False)
+
+
+def recalled(
+    session: Session | Connection, number: int, keys: list[bytes]
+) -> dict[bytes, tuple[bytes, Any]]:
+    """Return digest and result of those of *keys* that are remembered."""
+    return _recall(session, number, keys)
+
+
 def known(session: Session | Connection, consumer: str, item: Wanted) -> Claim | None:
     """Return what is remembered of *item*, None if it was not handled yet; claims nothing."""
     found = _recall(session, consumer_key(consumer), [item.key])
@@ -133,7 +154,7 @@ def _answer(
         return NEW
     digest, result = (original.digest, None) if before is None else before
     conflict = None
-    if digest != item.digest and UNCOMPARED not in (digest, item.digest):
+    if not agrees(digest, item.digest):
         conflict = IdempotencyConflict(
             consumer, item.id, known=digest.hex(), given=item.digest.hex()
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.idempotency.claim import Wanted, claim, keep_result, known
+from holdfast.idempotency.former import Former, Formerly, bare_key, carried, known_formerly
 from holdfast.idempotency.inbox import Inbox
 from holdfast.idempotency.keys import consumer_key
 from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost
@@ -14,6 +15,7 @@ from holdfast.sql import statements
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from sqlalchemy.engine import Connection, Engine
@@ -49,27 +51,46 @@ class DatabaseLeases:
         other._inbox = Inbox(window=window)
         return other
 
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Have *consumer* take over what earlier versions remember under other names."""
+        self._inbox.succeed(consumer, formerly)
+
     def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
         """Take the message unless it is handled or another's lease lasts."""
         key = {"consumer": consumer_key(consumer), "message": wanted.key}
 
         def work(db: Connection) -> Lease | Handled:
-            self._inbox.enter(db, consumer)
+            former = self._inbox.enter(db, consumer)
             row = self._locked(db, key)
             # Looked for under the lock: who completes deletes the lease in the same breath.
             before = known(db, consumer, wanted)
+            if before is None and former:
+                before = known_formerly(db, consumer, former, wanted)
             if before is not None:
                 db.execute(self._sql["lease_end"], {**key, "token": row.token})
                 if before.conflict is not None:
                     raise before.conflict
                 return Handled(result=before.result)
-            if row.remaining > 0:
-                raise InProgress(consumer, wanted.id, float(row.remaining))
+            remaining = max([float(row.remaining), *self._leased_formerly(db, former, wanted)])
+            if remaining > 0:
+                raise InProgress(consumer, wanted.id, remaining)
             db.execute(self._sql["lease_take"], {**key, "seconds": seconds})
             token = db.execute(self._sql["lease_look"], key).one().token
             return Lease(consumer=consumer, wanted=wanted, token=token, seconds=seconds)
 
         return transact(self._engine, work, clock=self._clock)
+
+    def _leased_formerly(
+        self, db: Connection, former: Sequence[Former], wanted: Wanted
+    ) -> list[float]:
+        """Return how long processes of an earlier version hold the message, each if it does."""
+        found = []
+        for one in former:
+            if one.is_written:
+                key = {"consumer": one.number, "message": bare_key(wanted)}
+                row = db.execute(self._sql["lease_look"], key).one_or_none()
+                found += [] if row is None else [float(row.remaining)]
+        return found
 
     def _locked(self, db: Connection, key: dict[str, Any]) -> Any:
         """Return the row of the lease, made if it is missing, locked until the commit."""
@@ -98,7 +119,9 @@ class DatabaseLeases:
         def work(db: Any) -> None:
             if db.execute(self._sql["lease_end"], _key(lease)).rowcount != 1:
                 raise LeaseLost(lease.consumer, lease.wanted.id)
-            claim(db, lease.consumer, [lease.wanted])
+            answers = claim(db, lease.consumer, [lease.wanted])
+            if former := self._inbox.enter(db, lease.consumer):
+                carried(db, lease.consumer, former, [lease.wanted], answers)
             if result is not None:
                 keep_result(db, lease.consumer, lease.wanted.key, result)
 

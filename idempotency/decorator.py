@@ -10,6 +10,7 @@ from holdfast.idempotency.inbox import DEFAULT_WINDOW, Inbox
 from holdfast.idempotency.layer import Idempotent
 from holdfast.idempotency.leased import Leased, LeaseSettings
 from holdfast.idempotency.window import in_seconds
+from holdfast.names import require_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ def idempotent(
     keep_result: bool = ...,
     lease: Duration | None = ...,
     store: LeaseStore | None = ...,
+    scope: str | None = ...,
 ) -> Layer: ...
 
 
@@ -44,6 +46,7 @@ def idempotent(
     keep_result: bool = False,
     lease: Duration | None = None,
     store: LeaseStore | None = None,
+    scope: str | None = None,
 ) -> Handler | Layer:
     """Handle each message once: dedup row and the handler's writes commit together.
 
@@ -55,6 +58,9 @@ def idempotent(
     With *lease*, for effects outside the database, one worker at a time holds the message,
     for as long as its heartbeat renews the lease. *store* is where leases are kept, e.g.
     `DatabaseLeases(engine)` or `RedisInbox(url)`; under a consumer its database by default.
+
+    *scope* names whose memory it is. Without it that is the consumer's group and handler, and
+    alone the module and name of the function.
     """
     if function is not None and not callable(function):
         raise ConfigurationError(
@@ -64,12 +70,19 @@ def idempotent(
         raise ConfigurationError(
             f"@idempotent(key={key!r}): pass a function of the payload, e.g. lambda o: o.id"
         )
+    if store is not None and not (hasattr(store, "take") and hasattr(store, "complete")):
+        raise ConfigurationError(
+            f"@idempotent(store={store!r}): pass where leases are kept, e.g. "
+            "DatabaseLeases(engine) or RedisInbox(url)"
+        )
+    if scope is not None:
+        require_name(scope, "@idempotent(scope=…)")
     inbox = Inbox(window=DEFAULT_WINDOW if isinstance(window, EllipsisType) else window)
     if store is not None and not isinstance(window, EllipsisType):
         store = _remembering(store, window)
     layer: Layer
     if lease is None and store is None:
-        layer = Idempotent(inbox, key=key, keep_result=keep_result)
+        layer = Idempotent(inbox, key=key, keep_result=keep_result, scope=scope)
     else:
         settings = LeaseSettings(
             seconds=in_seconds(DEFAULT_LEASE if lease is None else lease, of="lease"),
@@ -77,6 +90,7 @@ def idempotent(
             store=store,
             key=key,
             keep_result=keep_result,
+            scope=scope,
         )
         layer = Leased(settings)
     return layer if function is None else layer(function)

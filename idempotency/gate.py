@@ -173,7 +173,7 @@ class _Entity:
         self._run("ahead_hold", version=self._version, content=content)
         found = self._run("ahead_read", version=self._version, most=1).one()
         other = unpacked(bytes(found.content))
-        if other.id != message.id and content_digest(other.payload) != content_digest(
+        if other.identity != message.identity and content_digest(other.payload) != content_digest(
             message.payload
         ):
             raise VersionConflict(

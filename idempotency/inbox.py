@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.idempotency.aborted import note_begin
 from holdfast.idempotency.claim import Claim, Wanted, claim, unclaim
+from holdfast.idempotency.former import Former, Formerly, carried, unclaim_carried
 from holdfast.idempotency.isolation import require_read_committed
 from holdfast.idempotency.keys import UNCOMPARED, content_digest, message_key
 from holdfast.idempotency.roster import Roster
@@ -41,8 +42,7 @@ class Inbox:
         The memory commits or rolls back with the caller's work. A rival that handles the
         same message right now is waited for.
         """
-        wanted = Wanted(key=message_key(message_id), digest=UNCOMPARED, id=message_id)
-        return self.claim_all(session, consumer, [wanted])[0].is_new
+        return self.claim_all(session, consumer, [by_key(message_id)])[0].is_new
 
     def claim_many(
         self, session: Session | Connection, consumer: str, messages: Sequence[Message]
@@ -60,24 +60,53 @@ class Inbox:
     ) -> list[Claim]:
         """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
         require_read_committed(session)
-        self.enter(session, consumer)
-        claims = claim(session, consumer, items, hopeful=hopeful)
+        former = self.enter(session, consumer)
+        claims = claim(session, consumer, items, hopeful=hopeful and not former)
+        if former:
+            claims = carried(session, consumer, former, items, claims)
         note_begin(session)
         return claims
 
-    def enter(self, session: Session | Connection, consumer: str) -> None:
-        """Put *consumer* on the roster with the window of this inbox."""
-        self._roster.enter(session, consumer, self.window)
+    def unclaim_all(
+        self,
+        session: Session | Connection,
+        consumer: str,
+        claims: Sequence[tuple[Wanted, Claim]],
+    ) -> None:
+        """Take claims of this transaction back: the messages were not handled after all."""
+        unclaim(session, consumer, [item.key for item, _ in claims])
+        unclaim_carried(session, claims)
+
+    def enter(self, session: Session | Connection, consumer: str) -> tuple[Former, ...]:
+        """Put *consumer* on the roster with the window of this inbox; return what it takes over."""
+        return self._roster.enter(session, consumer, self.window)
+
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Say what earlier versions called *consumer*: what they remember is its own."""
+        self._roster.succeed(consumer, formerly)
 
     def forget(self, session: Session | Connection, consumer: str, ids: Iterable[str]) -> None:
-        """Forget messages: they may be handled again."""
+        """Forget messages: they may be handled again.
+
+        *ids* are identities: `message.identity`, or the id of a message without a source.
+        """
         unclaim(session, consumer, map(message_key, ids))
 
 
 def wanted(message: Message, *, compared: bool = True) -> Wanted:
-    """Return what is claimed for *message*: its id, *compared* by its payload or not.
+    """Return what is claimed for *message*: its source and id, *compared* by its payload or not.
 
     Where fields of it are hidden it is not: they could be guessed from the digest.
     """
-    digest = content_digest(message.payload) if compared else UNCOMPARED
-    return Wanted(key=message_key(message.id), digest=digest, id=message.id)
+    identity = message.identity
+    return Wanted(
+        key=message_key(identity),
+        digest=content_digest(message.payload) if compared else UNCOMPARED,
+        id=message.id,
+        identity=identity,
+    )
+
+
+def by_key(text: str) -> Wanted:
+    """Return what is claimed where a key of the user's own says what is the same."""
+    return Wanted(key=message_key(text), digest=UNCOMPARED, id=text, identity=text)

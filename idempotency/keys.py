@@ -6,6 +6,7 @@ import hashlib
 
 from holdfast.columns import MOST_TEXT, NAME, plain
 from holdfast.ids import derived_id
+from holdfast.message import SOURCE_END
 
 KEY_BYTES = 16
 DIGEST_BYTES = 8
@@ -22,8 +23,24 @@ def consumer_key(consumer: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def message_key(message_id: str) -> bytes:
-    """Return the 16 bytes of *message_id*: a UUID's own, which keep their order, or a digest."""
+def message_key(identity: str) -> bytes:
+    """Return the 16 bytes of a message's *identity*: a UUID's own, or a digest.
+
+    A UUID keeps its order, also behind a source: rows that are written together lie together.
+    """
+    _, end, message_id = identity.rpartition(SOURCE_END)
+    if end:
+        digest = _blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+        ordered = _uuid(message_id)
+        return digest if ordered is None else ordered[: KEY_BYTES // 2] + digest[KEY_BYTES // 2 :]
+    known = _uuid(identity)
+    if known is not None:
+        return known
+    return _blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+
+
+def _uuid(message_id: str) -> bytes | None:
+    """Return the bytes of a UUID in its plain spelling, None for any other text."""
     if len(message_id) == _UUID_LENGTH and message_id[8] == "-" == message_id[13]:
         digits = message_id.replace("-", "")
         # Upper case is another id, and fromhex would skip blanks.
@@ -32,7 +49,7 @@ def message_key(message_id: str) -> bytes:
                 return bytes.fromhex(digits)
             except ValueError:
                 pass
-    return _blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    return None
 
 
 def content_digest(payload: bytes | None) -> bytes:

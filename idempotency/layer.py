@@ -20,6 +20,7 @@ from holdfast.plan import Handler, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.idempotency.former import Formerly
     from holdfast.idempotency.inbox import Inbox
 
 
@@ -43,9 +44,15 @@ class Idempotent(Layer):
     label: ClassVar[str] = "@idempotent"
 
     def __init__(
-        self, inbox: Inbox, *, key: Callable[..., Any] | None = None, keep_result: bool = False
+        self,
+        inbox: Inbox,
+        *,
+        key: Callable[..., Any] | None = None,
+        keep_result: bool = False,
+        scope: str | None = None,
     ) -> None:
         self.inbox = inbox
+        self.scope = scope
         self._key = key
         self._keeps = keep_result
         self.subject: Subject | None = None
@@ -53,10 +60,11 @@ class Idempotent(Layer):
 
     def __call__(self, function: Callable[..., Any]) -> Handler:
         """Wrap *function*; each one gets a layer of its own that knows it."""
-        own = type(self)(self.inbox, key=self._key, keep_result=self._keeps)
+        own = type(self)(self.inbox, key=self._key, keep_result=self._keeps, scope=self.scope)
         inner = function.plan.function if isinstance(function, Handler) else function
         handler = wrap(own, function)
-        own.subject = Subject(inner, self._key)
+        own.subject = subject = Subject(inner, self._key, self.scope)
+        own.succeed(self.scope or subject.name, subject.formerly)
         own._results = Results(inner) if self._keeps else None
         return handler
 
@@ -67,6 +75,10 @@ class Idempotent(Layer):
         kept = "for ever" if window is None else f"for {as_text(window)}"
         results = ", with its result" if self._keeps else ""
         return f"once per group, handler and {what}, {kept}{results}"
+
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Have *consumer* take over what earlier versions remember under other names."""
+        self.inbox.succeed(consumer, formerly)
 
     @property
     def keeps_result(self) -> bool:
@@ -130,7 +142,7 @@ class Idempotent(Layer):
 
     def _enter(self, call: Call, session: Any) -> Done | None:
         wanted = self._about.wanted(call)
-        call.identity = wanted.id
+        call.identity = wanted.identity
         # A transaction of our own is rolled back as a whole.
         part = Part(session) if call.session is None else None
         try:

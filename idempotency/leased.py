@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.idempotency.former import Formerly
     from holdfast.idempotency.inbox import Inbox
 
 log = logging.getLogger("holdfast.idempotency")
@@ -43,6 +44,7 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: LeaseStore | None = None
     key: Any = None
     keep_result: bool = False
+    scope: str | None = None
 
 
 class _Held(msgspec.Struct):
@@ -74,7 +76,16 @@ class Leased(Layer):
     def __call__(self, function: Callable[..., Any]) -> Handler:
         """Wrap *function*; each one gets a layer of its own that knows it."""
         inner = function.plan.function if isinstance(function, Handler) else function
-        return wrap(self._for(Subject(inner, self.settings.key), Results(inner)), function)
+        subject = Subject(inner, self.settings.key, self.settings.scope)
+        own = self._for(subject, Results(inner))
+        own.succeed(self.settings.scope or subject.name, subject.formerly)
+        return wrap(own, function)
+
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Have *consumer* take over what earlier versions remember under other names."""
+        self.settings.inbox.succeed(consumer, formerly)
+        if self._store is not None and hasattr(self._store, "succeed"):
+            self._store.succeed(consumer, formerly)
 
     def bind_database(self, engine: Engine) -> Leased:
         """Return this layer with its leases in *engine*, unless it has a store of its own."""
@@ -101,7 +112,7 @@ class Leased(Layer):
                 "call it before the session has begun"
             )
         wanted = subject.wanted(call)
-        call.identity = wanted.id
+        call.identity = wanted.identity
         taken = store.take(subject.consumer(call), wanted, self.settings.seconds)
         if isinstance(taken, Handled):
             call.duplicate = True

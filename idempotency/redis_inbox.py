@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.extras import driver
-from holdfast.idempotency.claim import IdempotencyConflict, Wanted
+from holdfast.idempotency.claim import IdempotencyConflict, Wanted, agrees
+from holdfast.idempotency.former import bare_key
 from holdfast.idempotency.inbox import DEFAULT_WINDOW
 from holdfast.idempotency.keys import UNCOMPARED, consumer_key
 from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost
@@ -16,8 +17,10 @@ from holdfast.ids import new_id
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Self
+
+    from holdfast.idempotency.former import Formerly
 
 _TAKE = """
 local known = redis.call('HMGET', KEYS[1], 'done', 'until', 'token', 'digest', 'result', 'nonce')
@@ -25,6 +28,14 @@ if known[1] then return {'done', known[4], known[5] or ''} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if known[6] == ARGV[2] then return {'lease', known[3]} end
+for place = 2, #KEYS do
+    local before = redis.call('HMGET', KEYS[place], 'done', 'digest', 'result', 'until')
+    local same = before[2] == ARGV[4] or before[2] == ARGV[5] or ARGV[4] == ARGV[5]
+    if before[1] and same then return {'done', before[2], before[3] or ''} end
+    if not before[1] and before[4] and tonumber(before[4]) > now then
+        return {'busy', tostring(tonumber(before[4]) - now)}
+    end
+end
 if known[2] and tonumber(known[2]) > now then
     return {'busy', tostring(tonumber(known[2]) - now)}
 end
@@ -79,12 +90,13 @@ class RedisInbox:
     ) -> None:
         self._remember(window)
         self._prefix = prefix
-        self._name = mask(url)
+        self._formerly: dict[str, Formerly] = {}
+        self._name = mask(str(url))
         redis = driver("redis", extra="redis")
         native = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0, **native}
         try:
             self._client = redis.Redis.from_url(url, **native)
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{self._name!r} is not a Redis URL: write redis://host:6379/0"
             ) from error
@@ -99,6 +111,10 @@ class RedisInbox:
         other._remember(window)
         return other
 
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Have *consumer* take over what earlier versions remember under other names."""
+        self._formerly[consumer] = formerly
+
     def _remember(self, window: Duration | None) -> None:
         self.window = None if window is None else in_seconds(window, of="window")
         self._kept = "" if self.window is None else str(max(1, int(self.window * 1000)))
@@ -112,8 +128,9 @@ class RedisInbox:
                 "longer window"
             )
         # The nonce lets a repeated request, whose answer was lost, find its own lease.
-        arguments = [_milliseconds(seconds), new_id(), self._kept]
-        answer = self._run(self._take, consumer, wanted, arguments)
+        digests = [wanted.digest, UNCOMPARED]
+        arguments = [_milliseconds(seconds), new_id(), self._kept, *digests]
+        answer = self._run(self._take, consumer, wanted, arguments, self._former(consumer, wanted))
         match answer[0]:
             case b"done":
                 return _handled(consumer, wanted, bytes(answer[1]), bytes(answer[2]))
@@ -140,13 +157,28 @@ class RedisInbox:
         """Close the connections."""
         self._client.close()
 
-    def _run(
-        self, script: Callable[..., Any], consumer: str, wanted: Wanted, arguments: list[Any]
-    ) -> Any:
+    def _former(self, consumer: str, wanted: Wanted) -> list[str]:
+        """Return where earlier versions remember the message: under the bare id, by old names."""
+        known = self._formerly.get(consumer)
+        names = [consumer, *(() if known is None else known.scopes)]
+        own = self._key(consumer, wanted.key)
+        keys = dict.fromkeys(self._key(name, bare_key(wanted)) for name in names)
+        return [key for key in keys if key != own]
+
+    def _key(self, consumer: str, key: bytes) -> str:
         number = consumer_key(consumer).to_bytes(8, "big", signed=True).hex()
-        key = f"{self._prefix}:{number}:{wanted.key.hex()}"
+        return f"{self._prefix}:{number}:{key.hex()}"
+
+    def _run(
+        self,
+        script: Callable[..., Any],
+        consumer: str,
+        wanted: Wanted,
+        arguments: list[Any],
+        former: Sequence[str] = (),
+    ) -> Any:
         try:
-            return script(keys=[key], args=arguments)
+            return script(keys=[self._key(consumer, wanted.key), *former], args=arguments)
         except (self._errors, OSError) as error:
             from holdfast.brokers.redis.refusals import translation  # needs the driver
 
@@ -154,7 +186,7 @@ class RedisInbox:
 
 
 def _handled(consumer: str, wanted: Wanted, digest: bytes, result: bytes) -> Handled:
-    if digest != wanted.digest and UNCOMPARED not in (digest, wanted.digest):
+    if not agrees(digest, wanted.digest):
         raise IdempotencyConflict(
             consumer, wanted.id, known=digest.hex(), given=wanted.digest.hex()
         )

@@ -6,12 +6,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency.former import UPGRADE_SECONDS, Former, Formerly
 from holdfast.idempotency.keys import consumer_key
-from holdfast.idempotency.schema import roster
+from holdfast.idempotency.schema import roster, scope
+from holdfast.sql import statements
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -27,26 +29,37 @@ class Roster:
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, set[tuple[str, float | None]]]
+        self._known: weakref.WeakKeyDictionary[Any, dict[tuple[str, float | None], Any]]
         self._known = weakref.WeakKeyDictionary()
         self._fresh: dict[tuple[str, float | None], Any] = {}
+        self._formerly: dict[str, Formerly] = {}
         self._lock = threading.Lock()
 
-    def enter(self, session: Session | Connection, consumer: str, window: float | None) -> None:
-        """Make sure that *consumer* stands on the roster with its *window*."""
+    def succeed(self, consumer: str, formerly: Formerly) -> None:
+        """Say what earlier versions called *consumer*: what they remember is its own."""
+        self._formerly[consumer] = formerly
+
+    def enter(
+        self, session: Session | Connection, consumer: str, window: float | None
+    ) -> tuple[Former, ...]:
+        """Make sure that *consumer* stands on the roster; return what it takes over."""
         engine = _engine(session)
         entry = (consumer, window)
         known = self._known.get(engine)
         if known is not None and entry in known:
-            return
-        if self._write(session, consumer, window):
+            former: tuple[Former, ...] = known[entry]
+            return former
+        is_settled = self._write(session, consumer, window)
+        former = self._former(session, consumer)
+        if is_settled:
             with self._lock:
-                self._known.setdefault(engine, set()).add(entry)
+                self._known.setdefault(engine, {})[entry] = former
+        return former
 
     def _write(self, session: Any, consumer: str, window: float | None) -> bool:
         """Return whether the entry is there and not of this very transaction."""
         number = consumer_key(consumer)
-        name = consumer.encode("utf-8", "replace").decode().replace("\0", "\\0")[:_LONGEST_NAME]
+        name = entered_name(consumer)
         wanted = select(roster.c.name, roster.c.window_seconds).where(roster.c.id == number)
         found = session.execute(wanted).one_or_none()
         transaction = session.get_transaction()
@@ -55,6 +68,7 @@ class Roster:
             try:
                 with session.begin_nested():
                     session.execute(insert(roster), values)
+                    session.execute(insert(scope), {"id": number, "carried_at": 0.0})
             except IntegrityError:
                 return False  # a rival was first; the next claim finds its entry
         elif found.name != name:
@@ -70,6 +84,48 @@ class Roster:
         with self._lock:
             self._fresh[consumer, window] = weakref.ref(transaction)
         return False
+
+    def _former(self, session: Any, consumer: str) -> tuple[Former, ...]:
+        """Return what earlier versions remember for *consumer*; note when it is taken over."""
+        number, formerly = consumer_key(consumer), self._formerly.get(consumer)
+        mine = [roster.c.id == number]
+        if formerly is not None:
+            ends = (name.rpartition(".")[2] for name in formerly.names)
+            mine += [roster.c.name.endswith(end, autoescape=True) for end in set(ends)]
+        columns = (roster.c.id, roster.c.name, roster.c.window_seconds, scope.c.carried_at)
+        rows = session.execute(
+            select(*columns).outerjoin(scope, scope.c.id == roster.c.id).where(or_(*mine))
+        ).all()
+        if all(row.carried_at == 0 for row in rows):
+            return ()
+        bind = session.get_bind() if hasattr(session, "get_bind") else session
+        sql = statements("holdfast.idempotency", bind.dialect.name)
+        now = float(session.execute(sql["now"]).scalar_one())
+        found = []
+        for row in sorted(rows, key=lambda row: row.id != number):
+            if row.carried_at == 0:
+                continue  # of this version: nothing in it is another's
+            if row.id != number and (formerly is None or not formerly.has(row.name)):
+                continue
+            age = 0.0 if row.carried_at is None else now - row.carried_at
+            if row.carried_at is None:
+                _take_over(session, row.id, now)
+            if row.window_seconds is None or age <= row.window_seconds:
+                found.append(Former(row.id, is_written=age < UPGRADE_SECONDS))
+        return tuple(found)
+
+
+def entered_name(consumer: str) -> str:
+    """Return *consumer* as it stands on the roster."""
+    return consumer.encode("utf-8", "replace").decode().replace("\0", "\\0")[:_LONGEST_NAME]
+
+
+def _take_over(session: Any, number: int, now: float) -> None:
+    try:
+        with session.begin_nested():
+            session.execute(insert(scope), {"id": number, "carried_at": now})
+    except IntegrityError:
+        pass  # a rival did, just now
 
 
 def _engine(session: Any) -> Any:

@@ -65,6 +65,18 @@ roster = Table(
 )
 """Which consumer an inbox row belongs to, and how long its rows are kept (NULL: for ever)."""
 
+scope = Table(
+    "holdfast_inbox_scope",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("carried_at", Double, nullable=False),
+)
+"""Since when a consumer of the roster is in the hands of this version: 0 from its beginning.
+
+A table of its own, so that a database whose tables the program creates needs no change of one
+that is there.
+"""
+
 lease = Table(
     "holdfast_inbox_lease",
     metadata,

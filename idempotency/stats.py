@@ -11,6 +11,7 @@ from sqlalchemy import func, inspect, select
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency.keys import consumer_key, message_key
 from holdfast.idempotency.schema import ahead, attempt, inbox, lease, metadata, roster, start
+from holdfast.message import SOURCE_END
 from holdfast.sql import statements
 from holdfast.transactions import transact
 
@@ -110,13 +111,19 @@ def forget(
     consumer: str,
     ids: Sequence[str],
     *,
+    source: str | None = None,
     record: Callable[[Connection, list[str]], object] = lambda _db, _ids: None,
 ) -> list[str]:
     """Forget handled messages, so that they may be handled again; return those that were known.
 
+    *source* is that of the messages, where they have one: it is a part of their identity. What an
+    earlier version remembers by the bare id is forgotten with it.
+
     *record* writes down in the same transaction that it was done: both happen or neither.
     """
     keys = {message_key(id_): id_ for id_ in ids}
+    if source is not None:
+        keys |= {message_key(f"{source}{SOURCE_END}{id_}"): id_ for id_ in ids}
     number = consumer_key(consumer)
 
     def work(db: Connection) -> list[str]:
@@ -128,7 +135,7 @@ def forget(
         wanted = select(inbox.c.message).where(mine, inbox.c.message.in_(sorted(keys)))
         known = [bytes(key) for key in db.execute(wanted).scalars()]
         db.execute(inbox.delete().where(mine, inbox.c.message.in_(sorted(known))))
-        forgotten = sorted(keys[key] for key in known)
+        forgotten = sorted({keys[key] for key in known})
         if forgotten:
             record(db, forgotten)
         return forgotten

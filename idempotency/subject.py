@@ -11,23 +11,31 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError, PoisonMessage
-from holdfast.idempotency.claim import Wanted
-from holdfast.idempotency.inbox import wanted
-from holdfast.idempotency.keys import UNCOMPARED, message_key
+from holdfast.idempotency.former import Formerly
+from holdfast.idempotency.inbox import by_key, wanted
 from holdfast.message import Message, current_message
-from holdfast.names import has_own_name, name_of
+from holdfast.names import former_names, has_own_name, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.idempotency.claim import Wanted
     from holdfast.layer import Call
 
 
 class Subject:
     """Reads calls of one function."""
 
-    def __init__(self, function: Callable[..., Any], key: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        key: Callable[..., Any] | None,
+        scope: str | None = None,
+    ) -> None:
         self.name = name_of(function)
+        self.scope = scope
+        """Whose memory it is, where the user says so; it goes before any other."""
+        self.formerly = Formerly("", former_names(function))
         self._is_named = has_own_name(function)
         self._key = key
         self._takes_message = key is not None and _takes_two(key)
@@ -36,10 +44,13 @@ class Subject:
 
     def consumer(self, call: Call) -> str:
         """Return whose memory it is: the group and handler, or the function's own name."""
+        if self.scope is not None:
+            return self.scope
         if not call.consumer and not self._is_named:
             raise ConfigurationError(
                 f"@idempotent remembers under a function's name, and {self.name} may stand for "
-                "several: put it on a def, which may call the partial, object or lambda"
+                "several: give it a name, @idempotent(scope='billing'), or put it on a def, which "
+                "may call the partial, object or lambda"
             )
         return call.consumer or self.name
 
@@ -83,7 +94,7 @@ class Subject:
                 f"the key function of {self.name} returned {value!r}{about}: it must return "
                 "text, a number, a UUID, bytes, or a tuple of these"
             )
-        return Wanted(key=message_key(text), digest=UNCOMPARED, id=text)
+        return by_key(text)
 
     def _message(self, call: Call) -> Message | None:
         if call.message is not None:

@@ -4,8 +4,8 @@ The payload is the message's payload, byte for byte. Headers:
 
 - `ce-id`, `ce-type`, …: the CloudEvents attributes, in the binary mode of the NATS binding;
   `ce-partitionkey` (or `ce-partitionkeybase64`) is the key;
-- `Nats-Msg-Id`: the message id, by which the server stores a message once. A replay has none,
-  for it must pass although the same id was stored before;
+- `Nats-Msg-Id`: source and id, by which the server stores a message once: the same id of another
+  source is another event. A replay has none, for it must pass although it was stored before;
 - `content-type` and the message's own headers as they are, while all of them can be: each
   name once, of token characters and not starting with `Nats-` or `Holdfast-`, each value
   printable ASCII without spaces at its ends. Client libraries lose or change what is not, so if
@@ -63,8 +63,14 @@ def headers_of(message: Message) -> dict[str, str]:
     if message.payload is None:
         headers[BODY] = "null"
     if not message.is_replay:
-        headers[MSG_ID] = headers["ce-id"]
+        headers[MSG_ID] = _identity(message, headers)
     return headers
+
+
+def _identity(message: Message, headers: Mapping[str, str]) -> str:
+    """Return what the server knows the message by, of printable characters as headers are."""
+    own = headers["ce-id"]
+    return own if message.identity == message.id else f"{headers['ce-source']} {own}"
 
 
 def size_of(headers: Mapping[str, str]) -> int:

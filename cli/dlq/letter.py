@@ -82,7 +82,8 @@ def _say_whence(letter: DeadLetter, row: Any) -> None:
     key = "no key" if made.key is None else f"key {made.key_text}"
     place = "" if source.position is None else f"/{source.lane} at {source.position}"
     say(f"  {made.topic}{place}, {key}; event {made.time.isoformat()}")
-    say(f"  {by.group} with {by.handler}, version {by.service_version or 'unknown'}"
+    code = f" ({by.function})" if by.function and by.function != by.handler else ""
+    say(f"  {by.group} with {by.handler}{code}, version {by.service_version or 'unknown'}"
         + (f" ({by.git_sha[:12]})" if by.git_sha else "") + f", on {by.host or 'unknown'}"
         + (f"; tenant {row['tenant']}" if row["tenant"] else ""))  # fmt: skip
     say(f"  {letter.failure.kind.value}/{letter.failure.stage.value} in group "

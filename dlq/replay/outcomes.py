@@ -112,7 +112,7 @@ def _unknown(connection: Connection, plan_id: str, dlq_ids: list[str]) -> set[st
 
 
 def held_back(connection: Connection, messages: Iterable[Message]) -> set[str]:
-    """Return the ids of those of *messages* that must not be handled: acknowledge them, no more.
+    """Return the identities of *messages* that must not be handled: acknowledge them, no more.
 
     An earlier message of their key failed again in the same replay. They have not become
     dead letters anew: they are dead letters still, and a later replay brings them in order.
@@ -121,7 +121,7 @@ def held_back(connection: Connection, messages: Iterable[Message]) -> set[str]:
     by_plan: dict[str, dict[str, str]] = {}
     for message in messages:
         if message.is_replay and (marks := Marks.of(message.headers)) is not None:
-            by_plan.setdefault(marks.plan, {})[marks.dlq_id] = message.id
+            by_plan.setdefault(marks.plan, {})[marks.dlq_id] = message.identity
     found: set[str] = set()
     for plan_id, letters in sorted(by_plan.items()):
         held = select(item.c.dlq_id).where(

@@ -9,7 +9,7 @@ SELECT :consumer, id, :owner, :alone, extract(epoch FROM clock_timestamp())
 FROM json_array_elements_text(CAST(:ids AS json)) AS id
 ON CONFLICT (consumer, message_id, owner) DO UPDATE SET alone = excluded.alone, at = excluded.at
 -- Lists drive, as relations of their own (LIMIT) that bring the other parts of the key along: of
--- a fresh table the planner knows nothing, and "consumer = …" alone would look like few rows. The
+-- a fresh table the planner knows nothing, and "consumer = ?" alone would look like few rows. The
 -- LIMIT also tells it how long the list is.
 -- name: finish
 DELETE FROM holdfast_start

@@ -179,8 +179,9 @@ def test_handlers_of_one_name_do_not_share_keys(tmp_path: Path) -> None:
         return handle
 
     shop.on("orders")(idempotent(key=lambda order: order["id"])(made()))
-    with pytest.raises(ConfigurationError, match="Give each a def of its own"):
-        shop.on("returns")(idempotent(key=lambda order: order["id"])(made()))
+    shop.on("returns")(idempotent(key=lambda order: order["id"])(made()))
+    with pytest.raises(ConfigurationError, match="Give each a name of its own"):
+        shop.on("sales", name="orders")(idempotent(key=lambda order: order["id"])(made()))
     both = idempotent(key=lambda order: order["id"])(made())
     other = Consumer("memory:", group="g", database=engine)
     other.on("orders")(other.on("returns")(both))

@@ -88,8 +88,8 @@ class QueueBroker:
             return Published(MessageTooLarge(message.size, 65_536))
         if message.topic not in self.topics:
             return Published(UnknownTopic(message.topic, "create it"))
-        if (message.topic, message.id) not in self._known:
-            self._known.add((message.topic, message.id))
+        if (message.topic, message.identity) not in self._known:
+            self._known.add((message.topic, message.identity))
             position, now = next(self.numbers), self.clock.now().timestamp()
             for queue in self.topics[message.topic].values():
                 entry = Entry(position, message, now, self.clock.monotonic())
