@@ -1,15 +1,18 @@
 """`holdfast keys`: keys that wait behind a dead letter or a later retry."""
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.display import print_json, print_table, say
+from holdfast.cli.failures import EXIT_NOT_FOUND
 from holdfast.cli.opened import existing_database, system_user
-from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic
+from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic, Yes
 from holdfast.consumer.desk import Desk
 from holdfast.consumer.tables import require_tables
+from holdfast.errors import ConfigurationError
 from holdfast.outbox.audit import Warrant
 
 app = typer.Typer(
@@ -107,7 +110,7 @@ def release(
     say(f"released {key}: {parked} parked messages run now")
 
 
-@app.command(epilog="Example: holdfast keys skip billing orders ada --count 1 --reason 'obsolete'")
+@app.command(epilog="Example: holdfast keys skip billing orders ada --reason 'obsolete' --yes")
 def skip(
     group: Group,
     topic: OfTopic,
@@ -116,12 +119,42 @@ def skip(
     config: Config = None,
     database: Database,
     reason: Reason,
-    count: Annotated[int, typer.Option(min=1, help="How many, from the first.")] = 1,
+    number: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Discard this parked message instead, by its number in `keys show`; may repeat."
+        ),
+    ] = None,
     actor: Actor = None,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
-    """Discard the first messages parked behind a key; they are never handled."""
-    gone = _desk(database).skip(group, topic, key, _warrant(actor, reason), count=count)
-    say(f"skipped {gone} messages of {key}")
+    """Discard the message that holds a key; what waits behind it then runs, in order.
+
+    That is the dead letter, or the message whose retry is waited for. It stays among the dead
+    letters as discarded: holdfast dlq reopen --id … brings it back.
+    """
+    desk, numbers, warrant = _desk(database), tuple(number or ()), _warrant(actor, reason)
+    if not yes:
+        going, parked = desk.skippable(group, topic, key, numbers=numbers)
+        if as_json or not sys.stdin.isatty():
+            named = ", ".join(one.message_id for one in going) or "nothing"
+            raise ConfigurationError(
+                f"skip discards message {named} and nobody is here to ask: add --yes"
+            )
+        for one in going:
+            say(f"message {one.message_id} of key {key}: {one.why}")
+        rest = "it waits as before" if numbers else f"{parked} parked messages run then"
+        if not typer.confirm(f"Discard {len(going)} message(s)? Of the key, {rest}."):
+            say("left as it is")
+            raise SystemExit(EXIT_NOT_FOUND)
+    gone = desk.skip(group, topic, key, warrant, numbers=numbers)
+    if as_json:
+        print_json([{"message": one.message_id, "dlq_id": one.dlq_id} for one in gone])
+        return
+    for one in gone:
+        say(f"skipped message {one.message_id} of {key}; to bring it back:  holdfast dlq reopen "
+            f"--id {one.dlq_id} --reason …")  # fmt: skip
 
 
 @app.command(epilog="Example: holdfast keys audit --limit 20")

@@ -1,4 +1,4 @@
-"""The operator's desk for held keys: see them, let them go on, or skip what is parked."""
+"""The operator's desk for held keys: see them, let them go on, or skip what holds them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.columns import cut, plain, plain_values
 from holdfast.consumer.held import Held, HeldKey, HeldRow, hash_of
-from holdfast.consumer.schema import audit, circuit, database_now, held, held_key
+from holdfast.consumer.schema import audit, circuit, database_now, held_key
+from holdfast.consumer.skipping import Going, Skipping
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.outbox.audit import in_utc
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.audit import Warrant
@@ -105,22 +108,32 @@ class Desk:
 
         return transact(self._engine, act, clock=self._clock)
 
-    def skip(self, group: str, topic: str, key: str, warrant: Warrant, *, count: int = 1) -> int:
-        """Discard the first *count* messages parked behind *key*; return how many there were."""
+    def skippable(
+        self, group: str, topic: str, key: str, *, numbers: Sequence[int] = ()
+    ) -> tuple[list[Going], int]:
+        """Return what `skip` would discard, and how many messages wait behind the key."""
+        with self._engine.connect() as db:
+            found, parked = self._require(db, group, topic, key)
+            return Skipping(self._engine, group, found, self._clock).going(db, numbers), parked
 
-        def act(db: Connection) -> int:
+    def skip(
+        self, group: str, topic: str, key: str, warrant: Warrant, *, numbers: Sequence[int] = ()
+    ) -> list[Going]:
+        """Discard the message that holds *key*, so that what waits behind it runs; return it.
+
+        It becomes a discarded dead letter, which can be reopened. *numbers* name parked
+        messages that go instead; the key then waits as before.
+        """
+
+        def act(db: Connection) -> list[Going]:
             found, _ = self._require(db, group, topic, key)
-            rows = Held(group).rows(db, found, count)
-            numbers = [row.seq for row in rows]
-            gone = db.execute(delete(held).where(held.c.seq.in_(numbers))).rowcount
-            db.execute(
-                update(held_key)
-                .where(_is(group, topic), held_key.c.key_hash == found.key_hash)
-                .values(parked=held_key.c.parked - gone)
-            )
-            detail = {"messages": [row.origin.message.id for row in rows]}
+            gone = Skipping(self._engine, group, found, self._clock).skip(db, numbers, warrant)
+            if not gone:
+                raise NotHeld(f"nothing of key {key!r} is left to skip: let it go on with release")
+            detail = {"messages": [one.message_id for one in gone],
+                      "dead_letters": [one.dlq_id for one in gone]}  # fmt: skip
             self._record(db, warrant, "skip", f"{group} {topic} {key}", detail)
-            return int(gone)
+            return gone
 
         return transact(self._engine, act, clock=self._clock)
 

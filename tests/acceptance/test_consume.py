@@ -83,7 +83,13 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
         wait_until(parked, deadline=90, what="two parked behind the poison")
         shown = json.loads(keys(tmp_path, "show", "billing", "orders", "ada", "--json").stdout)
         assert len(shown) == 2
-        skipped = keys(tmp_path, "skip", "billing", "orders", "ada", "--reason", "obsolete")
+        second = ("--number", str(shown[0]["number"]))
+        given = ("skip", "billing", "orders", "ada", *second, "--reason", "obsolete")
+        unasked = keys(tmp_path, *given)
+        assert unasked.returncode == 2
+        assert shown[0]["message"] in unasked.stderr
+        assert "add --yes" in " ".join(unasked.stderr.split())
+        skipped = keys(tmp_path, *given, "--yes")
         assert skipped.returncode == 0, skipped.stderr
         done = keys(tmp_path, "release", "billing", "orders", "ada", "--reason", "seen to")
         assert done.returncode == 0, done.stderr
@@ -96,7 +102,7 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
     with engine.connect() as db:
         entries = [(row.action, row.reason) for row in db.execute(select(audit))]
         versions = db.execute(select(letters.c.service_version)).scalars().all()
-    assert versions == ["1.4.2"]
+    assert versions == ["1.4.2", ""]
     assert entries == [("skip", "obsolete"), ("release", "seen to")]
     shown = json.loads(keys(tmp_path, "audit", "--json").stdout)
     assert [entry["action"] for entry in shown] == ["release", "skip"]

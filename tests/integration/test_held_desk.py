@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.orm import Session  # noqa: TC002 - handlers are read at run time
 
 from holdfast import Message, Transient
 from holdfast.consumer.desk import Desk, NotHeld
-from holdfast.errors import ConfigurationError
+from holdfast.dlq import dead_letter
+from holdfast.dlq.audit import verify
+from holdfast.dlq.closing import reopen
+from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
+from holdfast.idempotency import idempotent
 from holdfast.outbox.audit import Warrant
 from holdfast.retry import Backoff, retry
-from tests.consuming import Bench, running, until
+from tests.consuming import Bench, effects, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.consumer import Consumer
 
 WHY = Warrant(actor="ada", reason="seen to")
 
@@ -39,7 +47,8 @@ def test_keys_that_are_no_text_are_shown_released_and_skipped_by_their_id(tmp_pa
     assert len({one.id for one in waiting}) == 4
     for one in waiting:
         (row,) = desk.messages("g", "orders", one.id)
-        assert desk.skip("g", "orders", one.id, WHY) == 1
+        [gone] = desk.skip("g", "orders", one.id, WHY)
+        assert gone.message_id == row.origin.message.id
         assert desk.release("g", "orders", one.id, WHY) == 0
         assert row.origin.body is not None
     assert desk.messages("g", "orders", "text") == []
@@ -54,3 +63,84 @@ def test_a_reason_is_needed() -> None:
     """An act without one is refused."""
     with pytest.raises(ConfigurationError, match="reason is empty"):
         Warrant(actor="ada", reason=" ")
+
+
+def test_skip_discards_what_holds_the_key_and_never_what_waits_behind_it(tmp_path: Path) -> None:
+    """The dead letter goes; the healthy messages behind it run, in order."""
+    bench, consumer = poisoned(tmp_path)
+    bench.publish("bad", 1, 2, 3)
+    consumer.run(until_idle=True)
+    desk = Desk(bench.engine)
+    [letter] = bench.letters
+    going, parked = desk.skippable("g", "orders", "k")
+    assert ([one.dlq_id for one in going], parked) == ([letter.dlq_id], 3)
+    [gone] = desk.skip("g", "orders", "k", WHY)
+    assert gone.message_id == letter.message_id
+    [letter] = bench.letters
+    assert (letter.state, letter.closed_by, letter.closed_reason) == ("discarded", "ada", "seen to")
+    _, again = poisoned(tmp_path)
+    with running(again):
+        until(lambda: bench.effects == ["1", "2", "3"], "all that waited ran")
+    bench.close()
+
+
+def test_what_was_skipped_can_be_reopened_and_replayed(tmp_path: Path) -> None:
+    """Also a parked message, named by its number; the key waits as before."""
+    bench, consumer = poisoned(tmp_path)
+    bench.publish("bad", 1, 2, 3)
+    consumer.run(until_idle=True)
+    desk = Desk(bench.engine)
+    _, second, _ = desk.messages("g", "orders", "k")
+    [gone] = desk.skip("g", "orders", "k", WHY, numbers=[second.seq])
+    assert [row.origin.body for row in desk.messages("g", "orders", "k")] == [b"1", b"3"]
+    assert [(row.state, row.payload) for row in bench.letters] == [
+        ("pending", b"bad"),
+        ("discarded", b"2"),
+    ]
+    with bench.engine.begin() as db:
+        assert reopen(db, [str(gone.dlq_id)]) == [gone.dlq_id]
+    assert [row.state for row in bench.letters] == ["pending", "pending"]
+    with pytest.raises(NotFound, match="holdfast keys show"):
+        desk.skip("g", "orders", "k", WHY, numbers=[second.seq])
+    with bench.engine.connect() as db:
+        assert verify(db).is_whole
+    bench.close()
+
+
+def test_the_message_whose_retry_is_waited_for_is_what_a_skip_discards(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    consumer = bench.consumer(patience=0.01)
+
+    @consumer.on("orders")
+    @retry(Backoff(first=500, ceiling=500, attempts=3))
+    @idempotent
+    def handle(order: int, session: Session) -> None:
+        if order == 0:
+            raise Transient("later")
+        session.execute(insert(effects).values(what=str(order)))
+
+    bench.publish(0, 1, 2)
+    desk = Desk(bench.engine)
+    with running(consumer):
+        until(lambda: len(bench.held) == 3, "all are parked")
+        [gone] = desk.skip("g", "orders", "k", WHY)
+        until(lambda: bench.effects == ["1", "2"], "the others run")
+    [letter] = bench.letters
+    assert (letter.dlq_id, letter.state, letter.payload) == (gone.dlq_id, "discarded", b"0")
+    bench.close()
+
+
+def poisoned(folder: Path) -> tuple[Bench, Consumer]:
+    """Return a consumer to which `bad` is poison."""
+    bench = Bench(folder, f"sqlite:///{folder}/app.db")
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @idempotent
+    def handle(order: bytes, session: Session) -> None:
+        if order == b"bad":
+            raise PoisonMessage("bad")
+        session.execute(insert(effects).values(what=order.decode()))
+
+    return bench, consumer
