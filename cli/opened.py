@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import getpass
 import os
+import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast.database import open_database
+from sqlalchemy import event
+
+from holdfast.cli.display import err
+from holdfast.database import CONNECT_SECONDS, open_database
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.tables import require_tables
 
@@ -18,11 +22,33 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 
+_QUIET_SECONDS = 2.0
+"""How long a server may take to answer before somebody wonders."""
+
+
 def existing_database(url: str, option: str = "--database") -> Engine:
     """Return an engine for *url*; a SQLite file that is not there is not made by looking at it."""
     engine = open_database(url)
     require_file(engine, option)
+    if engine.dialect.name != "sqlite":
+        event.listen(engine, "do_connect", _connected)
     return engine
+
+
+def _connected(dialect: Any, _record: object, args: list[Any], settings: dict[str, Any]) -> Any:
+    """Connect; while the server does not answer, say what is waited for."""
+    host, port = settings.get("host", "?"), settings.get("port", "")
+    words = (
+        f"waiting for the database at {host}{f':{port}' if port else ''}, for at most "
+        f"{settings.get('connect_timeout', CONNECT_SECONDS)} s"
+    )
+    notice = threading.Timer(_QUIET_SECONDS, err.print, (words,))
+    notice.daemon = True
+    notice.start()
+    try:
+        return dialect.connect(*args, **settings)
+    finally:
+        notice.cancel()
 
 
 def require_file(engine: Engine, option: str = "--database") -> None:

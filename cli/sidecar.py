@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -66,11 +67,12 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
-            if not getattr(self, name) >= least:
+            if not least <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} {getattr(self, name)}: use {least} or more")
         for name in ("lease_seconds", "stall_seconds"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} {getattr(self, name)}: use more than 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} {getattr(self, name)}: use more than 0, e.g. 10")
+        LeaseTerms(seconds=self.lease_seconds)
         if self.http is not None:
             host_and_port(self.http)
 

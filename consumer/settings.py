@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,9 @@ class Settings:
             if not isinstance(getattr(self, name), int):
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use a whole number")
         seconds = self.drain_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-            raise ConfigurationError(f"drain_seconds={seconds!r}: use 0 or more")
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 0 <= seconds < math.inf:
+            raise ConfigurationError(f"drain_seconds={seconds!r}: use 0 or more, and finite")
         try:
             object.__setattr__(self, "order", Order(self.order))
         except ValueError:

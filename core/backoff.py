@@ -39,6 +39,10 @@ class Backoff:
     )
 
     def __post_init__(self) -> None:
+        for name in ("first", "ceiling", "factor", "attempts"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) and not (value is None and name == "attempts"):
+                raise ConfigurationError(f"Backoff({name}={value!r}): use a number")
         if not 0 < self.first <= self.ceiling < math.inf:
             raise ConfigurationError(
                 f"Backoff(first={self.first}, ceiling={self.ceiling}): "

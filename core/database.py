@@ -19,11 +19,14 @@ _EXTRAS = {"psycopg": "postgres", "psycopg2": "postgres", "pymysql": "mysql", "M
 _BUSY_SECONDS = 60.0
 _READING = "holdfast_reading"
 _PREPARE = "prepare_threshold"
+CONNECT_SECONDS = 10
+"""How long a server may take to answer before it counts as down; the URL may say otherwise."""
 _NOTICED = {
-    "tcp_user_timeout": 30_000, "keepalives_idle": 30, "keepalives_interval": 10,
-    "keepalives_count": 3,
+    "connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 30_000, "keepalives_idle": 30,
+    "keepalives_interval": 10, "keepalives_count": 3,
 }  # fmt: skip
-"""libpq's settings by which a connection that was cut without a word ends within a minute."""
+"""libpq's settings by which a server that does not answer is given up, and a connection that was
+cut without a word ends within a minute."""
 
 
 def open_database(url: str | Engine, **native: Any) -> Engine:
@@ -36,11 +39,18 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
     if isinstance(url, Engine):
         return url
     try:
-        parsed = make_url(url)
+        parsed = _parsed(url)
         if parsed.get_backend_name() == "sqlite":
             native.setdefault("connect_args", {"timeout": _BUSY_SECONDS})
         if parsed.get_driver_name() in _LIBPQ:
             native["connect_args"] = noticed(parsed) | native.get("connect_args", {})
+        own_timeout = "read_timeout" in parsed.query or "read_timeout" in native.get(
+            "connect_args", {}
+        )
+        if parsed.get_driver_name() == "pymysql" and not own_timeout:
+            native["connect_args"] = {"read_timeout": CONNECT_SECONDS} | native.get(
+                "connect_args", {}
+            )
         parsed = _prepared(parsed, native)
         engine = create_engine(parsed, **native)
     except (ArgumentError, NoSuchModuleError) as error:
@@ -52,7 +62,24 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
         raise MissingExtra(_EXTRAS.get(str(error.name), "all"), str(error.name)) from error
     if engine.dialect.name == "sqlite":
         _share(engine)
+    elif parsed.get_driver_name() == "pymysql" and not own_timeout:
+        event.listen(engine, "connect", _patient)
     return engine
+
+
+def _parsed(url: Any) -> URL:
+    try:
+        return make_url(url)
+    except ValueError as error:  # of int(), for what stands where the port should
+        raise ConfigurationError(
+            f"{mask(str(url))!r} has a port that is no number: write "
+            "postgresql+psycopg://user@host:5432/db, and percent-encode / : ? # and @ in a password"
+        ) from error
+
+
+def _patient(connection: Any, _record: object) -> None:
+    """Let statements take their time: the timeout was meant for the greeting of the server."""
+    connection._read_timeout = None  # nothing public sets it later
 
 
 def noticed(url: URL) -> dict[str, Any]:

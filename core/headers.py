@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidMessage
 
@@ -28,8 +28,15 @@ class Headers:
     _pairs: tuple[Pair, ...]
 
     def __init__(self, source: HeaderInput = ()) -> None:
-        pairs = source.items() if isinstance(source, Mapping) else source
-        self._pairs = tuple(_checked(name, value) for name, value in pairs)
+        pairs: Any = source.items() if isinstance(source, Mapping) else source
+        if isinstance(pairs, str | bytes):
+            raise _shapeless(source)
+        try:
+            self._pairs = tuple([_checked(name, value) for name, value in pairs])
+        except InvalidMessage:
+            raise
+        except (TypeError, ValueError) as error:
+            raise _shapeless(source) from error
 
     @classmethod
     def received(cls, pairs: Iterable[Pair]) -> Self:
@@ -92,6 +99,13 @@ class Headers:
 
     def __repr__(self) -> str:
         return f"Headers({list(self._pairs)!r})"
+
+
+def _shapeless(source: object) -> InvalidMessage:
+    return InvalidMessage(
+        f"headers are a {type(source).__name__} that is no mapping and no list of pairs: write "
+        "headers={'name': 'value'}"
+    )
 
 
 def _checked(name: object, value: object) -> Pair:

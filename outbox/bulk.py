@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Text, bindparam, insert, literal_column
+from sqlalchemy.exc import DBAPIError
 
+from holdfast.errors import MessageTooLarge
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
@@ -16,9 +19,34 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
     from sqlalchemy.engine import Connection
 
+    from holdfast.message import Message
+
 _MOST_ROWS, _MOST_BYTES = 5000, 16_000_000
+_SUSPECT_BYTES, _SPARE_BYTES = 500_000, 10_000
+"""From which size an event may be why a server went away; and what a statement has around it."""
 _SQLITE_ROWS = {"insertmanyvalues_page_size": 1000}
 _json = msgspec.json.Encoder().encode
+
+
+@contextmanager
+def too_large_told(db: Connection, messages: Sequence[Message]) -> Iterator[None]:
+    """Raise `MessageTooLarge` where that is why: MySQL and MariaDB only end the connection then."""
+    try:
+        yield
+    except DBAPIError as error:
+        largest = max((message.size for message in messages), default=0)
+        if db.dialect.name not in ("mysql", "mariadb") or largest < _SUSPECT_BYTES:
+            raise
+        try:
+            with db.engine.connect() as other:
+                most = int(other.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+        except DBAPIError:
+            raise error from None  # it is down indeed
+        if largest <= most - _SPARE_BYTES:
+            raise
+        raise MessageTooLarge(
+            largest, most, "an event (max_allowed_packet of the server)"
+        ) from error
 
 
 def insert_all(db: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

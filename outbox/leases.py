@@ -28,6 +28,8 @@ _REMEMBERED = 86_400.0
 """Seconds for which relays that died are kept for the doctor to name."""
 _TIDYING = 3600.0
 """Seconds between two looks for relays that died longer ago than that."""
+SHORTEST, LONGEST = 0.01, 86_400.0
+"""Seconds: below, no database could renew it in time; above, nobody would replace a dead relay."""
 _SPARE = 0.1
 """The share of a lease that is left unused: time for a client to let go of a batch."""
 
@@ -50,8 +52,10 @@ class LeaseTerms:
     """Take every shard or none, as the WAL engine must."""
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0:
-            raise ConfigurationError(f"lease of {self.seconds} seconds: use more than 0")
+        if not isinstance(self.seconds, int | float) or not SHORTEST <= self.seconds <= LONGEST:
+            raise ConfigurationError(
+                f"lease of {self.seconds} seconds: use {SHORTEST:g} to {LONGEST:g}, e.g. 10"
+            )
 
 
 class Leases:

@@ -14,7 +14,7 @@ from holdfast.codec import JsonCodec
 from holdfast.errors import ConfigurationError
 from holdfast.message import Message
 from holdfast.outbox.awaited import staged_async
-from holdfast.outbox.bulk import insert_all
+from holdfast.outbox.bulk import insert_all, too_large_told
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
@@ -54,6 +54,10 @@ class Outbox:
     def __init__(
         self, *, source: str = "holdfast", codec: Codec | None = None, ordered: bool = False
     ) -> None:
+        if not isinstance(source, str) or not source:
+            raise ConfigurationError(
+                f"Outbox(source={source!r}): name the service that events come from, e.g. 'shop'"
+            )
         self._source = source
         self._codec = JsonCodec() if codec is None else codec
         self._ordered = ordered
@@ -150,6 +154,17 @@ class _Work:
             _take_turns(db, dialect, rows)
         delays = [event.delay_seconds for event in self.events]
         now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
+        with too_large_told(db, self.messages):
+            self._insert(db, dialect, rows, delays, now)
+
+    def _insert(
+        self,
+        db: Connection,
+        dialect: str,
+        rows: list[dict[str, Any]],
+        delays: list[float | None],
+        now: list[dict[str, Any]],
+    ) -> None:
         if now:
             insert_all(db, outbox, now)
         if len(now) < len(rows):
