@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from holdfast import Message
 from holdfast.consumer import create_tables
 from holdfast.database import open_database
 from holdfast.dlq import audit
@@ -118,3 +119,41 @@ def test_an_unknown_consumer_or_a_missing_table_is_one_sentence(shop: Path) -> N
     empty = holdfast(shop, "stats", "--database", "sqlite:///empty.db")
     assert empty.returncode == 2
     assert "holdfast db upgrade" in empty.stderr
+
+
+def test_rename_gives_the_memory_to_another_name_and_is_audited(shop: Path) -> None:
+    """A topic has a new name: what was handled is known under it, and who moved it, too."""
+    given = ("rename", BILLING, "billing/orders", "--reason", "the topic has a new name")
+    unasked = holdfast(shop, *given)
+    assert unasked.returncode == 2
+    assert "add --yes" in " ".join(unasked.stderr.split())
+    done = holdfast(shop, *given, "--actor", "ada", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "old": BILLING, "new": "billing/orders", "remembered": 6, "attempts": 1,
+    }  # fmt: skip
+    stats = json.loads(holdfast(shop, "stats", "--json").stdout)
+    assert [(one["consumer"], one["remembered"]) for one in stats["consumers"]] == [
+        ("billing/orders", 6)
+    ]
+    engine = open_database(f"sqlite:///{shop}/shop.db")
+    with engine.connect() as db:
+        [entry] = audit.entries(db)
+    assert (entry.actor, entry.action, entry.subject) == ("ada", "inbox.rename", BILLING)
+    assert entry.detail["new"] == "billing/orders"
+    engine.dispose()
+
+
+def test_a_message_with_a_source_is_forgotten_by_both(shop: Path) -> None:
+    engine = open_database(f"sqlite:///{shop}/shop.db")
+    order = Message.new("orders", b"{}", source="shop")
+    with Session(engine) as session, session.begin():
+        assert Inbox(window="14d").claim_many(session, BILLING, [order])[0].is_new
+    given = ("forget", BILLING, order.id, "--reason", "undone", "--yes")
+    wrong = holdfast(shop, *given)
+    assert wrong.returncode == 1
+    assert "--source" in wrong.stderr
+    assert holdfast(shop, *given, "--source", "shop").returncode == 0
+    with Session(engine) as session, session.begin():
+        assert Inbox(window="14d").claim_many(session, BILLING, [order])[0].is_new
+    engine.dispose()
