@@ -41,7 +41,9 @@ class Books:
 
     def open(self, lane: Lane, at: int | None = None) -> None:
         """Start *lane* under a new epoch; what was handed out under an older one is stale."""
-        self.lanes[lane] = LaneState(lane, next(self._epochs), next=at, committed=at)
+        now = self._clock.monotonic()
+        epoch = next(self._epochs)
+        self.lanes[lane] = LaneState(lane, epoch, next=at, committed=at, moved_at=now)
         self._dirty = True
 
     def settle(self, deliveries: Sequence[Delivery]) -> None:

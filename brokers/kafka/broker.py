@@ -97,6 +97,7 @@ class KafkaBroker:
             self._clock,
             self._settings,
             listener,
+            topics[0],
         )
 
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:

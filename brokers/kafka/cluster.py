@@ -120,6 +120,11 @@ class Cluster:
                     raise
             self._clock.sleep(_LOOK_SECONDS)
 
+    def ends(self, lanes: Collection[Lane]) -> dict[Lane, int]:
+        """Return up to where each of *lanes* can be read now, by one question."""
+        with self.admin() as admin:
+            return admin.ends(lanes)
+
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset stored at or after a time; None when there is none."""
         with self.admin() as admin:

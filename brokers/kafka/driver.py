@@ -41,6 +41,19 @@ class Rebalancing(BrokerDown):
     """The group is being rearranged, which goes on only while its members poll."""
 
 
+class Nobody:
+    """Hears of assignment changes in the place of somebody who is not interested any more."""
+
+    def assigned(self, lanes: Collection[Lane]) -> None:
+        """Do nothing."""
+
+    def revoked(self, lanes: Collection[Lane]) -> None:
+        """Do nothing."""
+
+    def lost(self, lanes: Collection[Lane]) -> None:
+        """Do nothing."""
+
+
 class Rebalance(Protocol):
     """Hears of assignment changes, in the thread that called the member."""
 
@@ -81,6 +94,10 @@ class Admin(Protocol):
 
         For a group, a lane ends before transactions that are still open: it cannot read them.
         """
+        ...
+
+    def ends(self, lanes: Collection[Lane]) -> dict[Lane, int]:
+        """Return up to where each lane can be read now: before transactions still open."""
         ...
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
@@ -144,6 +161,8 @@ class Member(Protocol):
         """Return at most *limit* records of *lanes*, waiting up to *timeout* for the first.
 
         They come in runs: each inner list is of one lane, ascending and not empty.
+        `BrokerDown` from when the servers are out of reach until one has answered a fetch or a
+        heartbeat again.
         """
         ...
 
@@ -177,8 +196,20 @@ class Member(Protocol):
         """Return up to where everything was fetched, markers of transactions included."""
         ...
 
+    def doubt(self, why: str) -> None:
+        """Take the servers for out of reach, since another client found that, until one answers."""
+        ...
+
+    def is_joined(self) -> bool:
+        """Whether the group counts this member in, as far as the client knows."""
+        ...
+
     def close(self) -> None:
         """Leave the group at once."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave the group if that still works; do not wait for it, and tell nobody anything."""
         ...
 
 

@@ -36,6 +36,8 @@ class LaneState:
     """What is durable on the broker, as far as this assignment knows."""
     sent: int | None = None
     """What the commit on its way will make durable."""
+    moved_at: float = 0.0
+    """When it came or last brought something, by the monotonic clock."""
     choked: bool = False
     """Whether fetching stopped because of the backlog."""
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 DRIVERS = ("kafka-python", "confluent")
 _PORT = 9092
-_OWN = {"driver": str, "timeout": float, "publish_within": float, "commit_every": float}
+_OWN = {
+    "driver": str,
+    "timeout": float,
+    "publish_within": float,
+    "commit_every": float,
+    "renew_after": float,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,8 @@ class KafkaSettings:
     """Seconds within which a batch must be acknowledged; then it counts as `BrokerDown`."""
     commit_every: float = 1.0
     """Seconds between commits while messages are settled; a crash repeats what came after."""
+    renew_after: float = 30.0
+    """Seconds without progress, though there is something to read, until a client is made anew."""
     servers: tuple[str, ...]
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -40,7 +48,7 @@ class KafkaSettings:
     def __post_init__(self) -> None:
         if self.driver not in DRIVERS:
             raise ConfigurationError(f"driver={self.driver!r}: use {' or '.join(DRIVERS)}")
-        for name in ("timeout", "publish_within"):
+        for name in ("timeout", "publish_within", "renew_after"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0 seconds")
         if self.commit_every < 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.brokers.kafka.books import Books
 from holdfast.brokers.kafka.driver import Rebalancing
 from holdfast.brokers.kafka.lane import DRAINED, FULL
+from holdfast.brokers.kafka.standstill import Standstill
 from holdfast.clock import seconds_since_epoch
 from holdfast.errors import BrokerDown, ConfigurationError, Unsupported
 
@@ -44,6 +45,7 @@ class KafkaSource:
         clock: Clock,
         settings: KafkaSettings,
         listener: Listener | None,
+        topic: str = "",
     ) -> None:
         self.caps = caps
         self._cluster = cluster
@@ -58,6 +60,9 @@ class KafkaSource:
         self._wake_asked = False
         self._closed = False
         self._timeout = settings.timeout
+        self._topic = topic
+        self._join = join
+        self._standstill = Standstill(cluster, clock, settings.renew_after)
         self._member = join(self)
 
     # -- handing out -----------------------------------------------------------------
@@ -73,13 +78,35 @@ class KafkaSource:
             # Asked even when the backlog fills the batch: it keeps the membership alive.
             room = max(limit - ready, 1)
             wait = 0.0 if ready or self._wake_asked else min(left, _SLICE)
-            fetched = self._member.fetch(room, wait, self._lanes)
+            fetched = self._fetched(room, wait)
             self._after_rebalance(fetched)
             batch = self._from_backlog(limit)
             self._admit(fetched, limit, batch)
             if batch or left <= 0 or self._wake_asked:
                 self._wake_asked = False
                 return batch
+
+    def _fetched(self, limit: int, wait: float) -> list[list[Delivery]]:
+        """Return what the client has; one that stands still is replaced."""
+        try:
+            fetched = self._member.fetch(limit, wait, self._lanes)
+        except BrokerDown as error:
+            if self._standstill.is_deaf(self._topic):
+                self._renew(f"{error}; others reach it")
+            raise
+        reason = self._standstill.reason(self._member, self._lanes, self._paused)
+        if reason is None:
+            return fetched
+        self._renew(reason)
+        return []
+
+    def _renew(self, why: str) -> None:
+        """Join the group by a new client; what the old one had is not ours any more."""
+        _log.error("the Kafka client stands still and is made anew: %s", why)
+        old, self._member = self._member, self._join(self)
+        old.abandon()
+        self._standstill.reset()
+        self.lost(list(self._lanes))
 
     def wake(self) -> None:
         """Make a waiting `poll` return, within a tenth of a second."""
@@ -100,11 +127,13 @@ class KafkaSource:
 
         The backlog went first: where some of it is left, the batch is full.
         """
+        now = self._clock.monotonic() if runs else 0.0
         for run in runs:
             lane = run[0].lane
             state = self._lanes.get(lane)
             if state is None or state.epoch != run[0].epoch:
                 continue  # revoked while it was fetched; it comes again
+            state.moved_at = now
             if lane in self._paused or len(batch) + len(run) > limit:
                 state.backlog += run
                 if len(state.backlog) >= FULL and not state.choked and lane not in self._paused:
@@ -153,7 +182,13 @@ class KafkaSource:
     def flush(self) -> None:
         """Commit the watermark of every lane and return once the broker has it."""
         self._open()
-        self._books.commit(self._member, self._lanes.values())
+        try:
+            self._books.commit(self._member, self._lanes.values())
+        except Rebalancing:
+            raise
+        except BrokerDown as error:
+            self._member.doubt(str(error))
+            raise
 
     # -- the group, heard of inside the client's calls ---------------------------------
 
@@ -214,7 +249,11 @@ class KafkaSource:
 
         Gaps that no message fills (compacted records, markers) count until passed.
         """
-        extents = self._cluster.extents(self._group, self._lanes)
+        try:
+            extents = self._cluster.extents(self._group, self._lanes)
+        except BrokerDown as error:
+            self._member.doubt(str(error))  # or the next poll would look like an answer
+            raise
         return {lane: self._left(state, extents[lane]) for lane, state in self._lanes.items()}
 
     def _left(self, state: LaneState, extent: Extent) -> int:

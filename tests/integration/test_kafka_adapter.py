@@ -634,6 +634,15 @@ class _Prompt:
     def commit(self, offsets: dict[Lane, int], seconds: float) -> None:
         """Take anything."""
 
+    def pause(self, lanes: Iterable[Lane]) -> None:
+        """Have nothing to pause."""
+
+    def resume(self, lanes: Iterable[Lane]) -> None:
+        """Have nothing to resume."""
+
+    def reached(self, lane: Lane) -> int | None:
+        """Know nothing."""
+
     def close(self) -> None:
         """Hold nothing."""
 

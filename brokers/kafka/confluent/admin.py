@@ -138,6 +138,12 @@ class ConfluentAdmin:
                 raise KafkaException(place.error)
         return {(place.topic, place.partition): place.offset for place in found}
 
+    def ends(self, lanes: Collection[Lane]) -> dict[Lane, int]:
+        """Return up to where each lane can be read."""
+        with translated("asking for the ends of lanes"):
+            found = self._ends(lanes, _Spec.latest(), committed=True)
+        return {lane: found[lane] for lane in lanes}
+
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset at or after a time."""
         with translated(f"asking for a time in {lane}"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.kafka.confluent.admin import ConfluentAdmin
+from holdfast.brokers.kafka.confluent.log import ClientLog
 from holdfast.brokers.kafka.confluent.member import ConfluentMember
 from holdfast.brokers.kafka.confluent.producer import MAX_MESSAGE, ConfluentProducer
 from holdfast.brokers.kafka.driver import TOPIC_LIMIT
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
 
-_log = logging.getLogger("holdfast.brokers.kafka.client")
-_log.addFilter(lambda record: "enable.gapless.guarantee is exp" not in record.getMessage())
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one setting
 _OURS = ("bootstrap.servers", "metadata.broker.list", "group.id", "transactional.id")
 
@@ -33,6 +31,7 @@ class ConfluentDriver:
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
+        self._log = ClientLog(clock)
         self._native = {**settings.texts, **settings.native}
         self._refuse(self._native)
 
@@ -97,7 +96,7 @@ class ConfluentDriver:
             "bootstrap.servers": ",".join(settings.servers),
             "socket.timeout.ms": int(settings.timeout * 1000),
             "reconnect.backoff.max.ms": 2000,
-            "logger": _log,
+            "logger": self._log,
         }
         if settings.username is not None:
             base |= {

@@ -16,6 +16,8 @@ from confluent_kafka import (
 )
 
 from holdfast.brokers.kafka.confluent.faults import translated, translation
+from holdfast.brokers.kafka.confluent.log import log_in
+from holdfast.brokers.kafka.driver import Nobody
 from holdfast.brokers.kafka.nulls import NULLS, restored
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.ports import Delivery, Lane
@@ -55,9 +57,10 @@ class ConfluentMember:
         self._rebalance = rebalance
         self._ends: dict[Lane, int] = {}
         self._commits: list[tuple[Offsets, Callable[[Offsets, HoldfastError | None], None]]] = []
-        self._down: KafkaError | None = None
+        self._down: str | None = None
         self._fault: HoldfastError | None = None
         self._checked_at = clock.monotonic()
+        self._log = log_in(configs, clock)
         with translated("making a Kafka consumer"):
             self._client = Consumer(
                 {**configs, "error_cb": self._hear, "on_commit": self._committed}
@@ -82,8 +85,8 @@ class ConfluentMember:
         if self._fault is not None and not runs:
             fault, self._fault = self._fault, None
             raise fault
-        if self._down is not None:
-            self._check_connection(heard=bool(runs))
+        if self._down is not None and not runs:  # those may have been fetched before it fell
+            self._check_connection()
         return runs
 
     def _runs(self, records: list[Any], lanes: Mapping[Lane, LaneState]) -> list[list[Delivery]]:
@@ -137,22 +140,28 @@ class ConfluentMember:
 
     def _hear(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down = error
+            self.doubt(str(error))
         elif isinstance(fault := translation(error, "consuming"), ConfigurationError):
             self._fault = fault
 
-    def _check_connection(self, *, heard: bool) -> None:
+    def doubt(self, why: str) -> None:
+        """Take the servers for out of reach until one answers."""
+        self._down = why
+        self._log.fell()
+
+    def _check_connection(self) -> None:
         """Ask: librdkafka says when all brokers are down, and not when one is up again."""
         now = self._clock.monotonic()
-        if heard:
-            self._down = None
-        elif now - self._checked_at > self._seconds / 10:
-            self._checked_at = now
-            try:
-                self._client.list_topics(timeout=self._seconds / 10)
-            except KafkaException as error:
-                raise BrokerDown(f"no connection to Kafka: {self._down}") from error
-            self._down = None
+        fault = BrokerDown(f"no connection to Kafka: {self._down}")
+        if now - self._checked_at <= self._seconds / 10:
+            raise fault
+        self._checked_at = now
+        try:
+            self._client.list_topics(timeout=self._seconds / 10)
+        except KafkaException as error:
+            raise fault from error
+        self._down = None
+        self._log.answered()
 
     # -- committing --------------------------------------------------------------------
 
@@ -242,6 +251,16 @@ class ConfluentMember:
     def reached(self, lane: Lane) -> int | None:
         """Return where the end of the lane was last seen."""
         return self._ends.get(lane)
+
+    def is_joined(self) -> bool:
+        """Whether the coordinator has given this member its name."""
+        return bool(self._client.memberid())
+
+    def abandon(self) -> None:
+        """Close the client in a thread of its own: it may hang there."""
+        self._rebalance = Nobody()
+        self._commits.clear()
+        threading.Thread(target=self.close, name="holdfast-kafka-abandon", daemon=True).start()
 
     def close(self) -> None:
         """Leave the group and close the client, within the bound.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
+from holdfast.brokers.kafka.confluent.log import log_in
 from holdfast.brokers.kafka.refusals import UNSENT, check_outage, is_refused, try_alone
 from holdfast.brokers.kafka.sizes import wire_size
 from holdfast.cloudevents import text_list
@@ -111,6 +112,7 @@ class ConfluentProducer:
         self._report = _reporter(self._results, self._failures, self._lanes)
         self._brief = _brief_reporter(self._results, self._failures)
         self._configs = configs
+        self._log = log_in(configs, clock)
         self._transactional = "transactional.id" in configs
         with translated("making a Kafka producer"):
             self._client = Producer(configs)
@@ -129,6 +131,17 @@ class ConfluentProducer:
         Unless *located*, the client reports failures only. When a report may have been lost
         by a refusal, all that it did not report are tried again: repeated, never missed.
         """
+        try:
+            results = self._published(messages, until, located=located)
+        except BrokerDown:
+            self._log.fell()
+            raise
+        self._log.answered()
+        return results
+
+    def _published(
+        self, messages: Sequence[Message], until: float, *, located: bool
+    ) -> list[Published]:
         self.prepare(located=located)
         results = self._attempt(messages, until, located=located)
         if self._failed and not self._transactional:

@@ -114,6 +114,15 @@ class PureAdmin:
             for lane, part in parts.items()
         }
 
+    def ends(self, lanes: Collection[Lane]) -> dict[Lane, int]:
+        """Return up to where each lane can be read."""
+        parts = {lane: TopicPartition(*lane) for lane in lanes}
+        with translated("asking for the ends of lanes"):
+            found = self._client.list_partition_offsets(
+                dict.fromkeys(parts.values(), OffsetSpec.LATEST), isolation_level="read_committed"
+            )
+        return {lane: int(found[part].offset) for lane, part in parts.items()}
+
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset at or after a time."""
         part = TopicPartition(*lane)

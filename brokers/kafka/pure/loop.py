@@ -47,6 +47,7 @@ class CallerLoop(TidyLoop):
 
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)
+        self.patience = float("inf")
         self._inboxes: list[queue.SimpleQueue[Callable[[], None] | None]] = []
 
     def run(self, coro: Any, *args: Any) -> Any:
@@ -59,16 +60,23 @@ class CallerLoop(TidyLoop):
         try:
             future = self.call_soon_with_future(coro, *args)
             future.add_both(lambda _: inbox.put(None))
+            waited = 0.0
             while True:
                 try:
                     errand = inbox.get(timeout=_LOOK_SECONDS)
                 except queue.Empty:
+                    waited += _LOOK_SECONDS
                     if not io_thread.is_alive():
                         raise KafkaConnectionError("the client's IO thread died") from None
+                    if waited > self.patience:
+                        raise KafkaConnectionError(
+                            f"the client's IO thread has been silent for {waited:g} s"
+                        ) from None
                     continue
                 if errand is None:
                     break
                 errand()
+                waited = 0.0
         finally:
             self._inboxes.remove(inbox)
         if future.exception is not None:
@@ -113,15 +121,17 @@ class TidySocket(KafkaNetSocket):  # type: ignore[misc]
 class Network:
     """Makes kafka-python's network client and remembers it, to close it when all else fails."""
 
-    def __init__(self, loop: type[TidyLoop] = TidyLoop) -> None:
+    def __init__(self, loop: type[TidyLoop] = TidyLoop, *, patience: float = float("inf")) -> None:
         self._loop = loop
+        self._patience = patience
         self._client: Any = None
 
     def __call__(self, **configs: Any) -> Any:
         """Return the client for *configs*; kafka-python calls this."""
         if configs.get("proxy_url") is None and configs.get("socks5_proxy") is None:
             configs["proxy_url"] = f"{TidySocket.SCHEMES[0]}://"
-        self.loop = self._loop(**configs)
+        self.loop: Any = self._loop(**configs)
+        self.loop.patience = self._patience
         self._client = KafkaNetClient(net=self.loop, **configs)
         return self._client
 

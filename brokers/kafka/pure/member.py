@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -13,7 +15,7 @@ from kafka.consumer.subscription_state import (
 from kafka.errors import KafkaError, RebalanceInProgressError
 from kafka.structs import OffsetAndMetadata
 
-from holdfast.brokers.kafka.driver import Rebalancing
+from holdfast.brokers.kafka.driver import Nobody, Rebalancing
 from holdfast.brokers.kafka.nulls import NULLS, restored
 from holdfast.brokers.kafka.pure.admin import connected
 from holdfast.brokers.kafka.pure.faults import translated, translation
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.005
+_SILENT = 3
+"""How many times the timeout the client's IO thread may be silent: all it does has a timeout."""
 
 
 class PureMember:
@@ -47,14 +51,17 @@ class PureMember:
     ) -> None:
         self._clock = clock
         self._patience = settings.timeout
-        self._network = Network(CallerLoop)
-        self._heard_at = clock.monotonic()
+        self._network = Network(CallerLoop, patience=_SILENT * settings.timeout)
+        self._whole_at = self._fetched_at = clock.monotonic()
+        self._down: str | None = None
+        self._down_since = 0.0
+        self._hear = _Hear(self._network, rebalance, self._forget)
         self._client: Any = connected(KafkaConsumer, configs, self._network)
-        self._client._fetcher.PartitionRecords = _Records
+        fetcher = self._client._fetcher
+        fetcher.PartitionRecords = _Records
+        self._heed, fetcher._handle_fetch_response = fetcher._handle_fetch_response, self._answered
         with translated("subscribing"):
-            self._client.subscribe(
-                topics, listener=_Hear(self._network.loop, rebalance, self._forget)
-            )
+            self._client.subscribe(topics, listener=self._hear)
         self._learn(topics)
 
     def _learn(self, topics: Sequence[str]) -> None:
@@ -81,12 +88,15 @@ class PureMember:
         """Return what the client has, as runs of one lane each."""
         self._keep_join()
         self._unpark()
-        with translated("polling"):
-            records = self._client.poll(timeout_ms=int(timeout * 1000), max_records=limit)
+        try:
+            with translated("polling"):
+                records = self._client.poll(timeout_ms=int(timeout * 1000), max_records=limit)
+        except BrokerDown as error:
+            self.doubt(str(error))
+            raise
         if not records:
             self._check_connection()
             return []
-        self._heard_at = self._clock.monotonic()
         return [
             [_delivery(record, state) for record in batch]
             for part, batch in records.items()
@@ -97,14 +107,15 @@ class PureMember:
         """Let a join that a short poll did not see the end of go on.
 
         kafka-python starts anew when the answer came between two polls, for ever if polls
-        are short, and forgets the join altogether when new metadata was its reason.
+        are short. It forgets the join altogether when new metadata was its reason and that
+        passed, as while a server restarts: it would hold nothing, and not even beat, for good.
         """
         coordinator = self._client._coordinator
         task = coordinator._join_task
-        if task is not None:
+        if task is not None or coordinator.rejoining:
             coordinator.request_rejoin()
-            if not isinstance(task, _Join):
-                coordinator._join_task = _Join(task)
+        if task is not None and not isinstance(task, _Join):
+            coordinator._join_task = _Join(task)
 
     def _unpark(self) -> None:
         """Make room for records set aside while their partition was paused.
@@ -116,14 +127,42 @@ class PureMember:
         if fetcher._paused_partition_records and not fetcher._next_partition_records:
             fetcher._next_partition_records = None
 
+    def _answered(self, *answer: Any) -> None:
+        """Note, in the IO thread, that a server answered a fetch; it may have had nothing."""
+        self._fetched_at = self._clock.monotonic()
+        self._heed(*answer)
+
     def _check_connection(self) -> None:
-        """Say when the client is cut off: it reconnects by itself and is silent about it."""
+        """Say when the servers are out of reach: the client tries on and is silent about it.
+
+        Once they are, only an answer to a fetch or a heartbeat shows that they are back: a
+        `poll` also returns, without a word, while nobody listens.
+        """
         now = self._clock.monotonic()
+        heartbeat = self._client._coordinator.heartbeat
+        heard_at = max(self._fetched_at, heartbeat.last_receive)
+        if self._down is not None:
+            if heard_at <= self._down_since:
+                raise BrokerDown(f"no fetch and no heartbeat is answered: {self._down}")
+            self._down = None
         if not self._network.is_cut_off:
-            self._heard_at = now
-        elif now - self._heard_at > self._patience:
-            self._heard_at = now
-            raise BrokerDown(f"no connection to Kafka for {self._patience:g} s")
+            self._whole_at = now
+        elif now - self._whole_at > self._patience:
+            self.doubt(f"no connection to Kafka for {self._patience:g} s")
+        longest = max(self._patience, 2e-3 * heartbeat.config["heartbeat_interval_ms"])
+        if self.is_joined() and now - max(heard_at, heartbeat.last_reset) > longest:
+            self.doubt(f"no answer for {longest:g} s")
+        if self._down is not None:
+            raise BrokerDown(self._down)
+
+    def doubt(self, why: str) -> None:
+        """Take the servers for out of reach until one answers a fetch or a heartbeat."""
+        if self._down is None:
+            self._down, self._down_since = why, self._clock.monotonic()
+
+    def is_joined(self) -> bool:
+        """Whether the client holds itself for a member."""
+        return bool(self._client._coordinator.stable())
 
     def commit(self, offsets: Offsets, seconds: float) -> None:
         """Commit and wait."""
@@ -164,6 +203,16 @@ class PureMember:
         except KafkaError:
             return None
         return position
+
+    def abandon(self) -> None:
+        """Close the client in a thread of its own: it may hang there."""
+        self._hear.rebalance = Nobody()
+
+        def close() -> None:
+            with suppress(Exception):
+                self.close()
+
+        threading.Thread(target=close, name="holdfast-kafka-abandon", daemon=True).start()
 
     def close(self) -> None:
         """Leave the group and close the client."""
@@ -206,26 +255,26 @@ class _Hear(AsyncConsumerRebalanceListener):  # type: ignore[misc]
 
     def __init__(
         self,
-        loop: CallerLoop,
+        network: Network,
         rebalance: Rebalance,
         forget: Callable[[Iterable[Any]], None],
     ) -> None:
-        self._loop = loop
-        self._rebalance = rebalance
+        self._network = network
+        self.rebalance = rebalance
         self._forget = forget
 
     async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
         """Pass it on, with nothing left of what the client knew of *assigned* before."""
         self._forget(assigned)
-        await self._loop.in_caller(lambda: self._rebalance.assigned(_lanes(assigned)))
+        await self._network.loop.in_caller(lambda: self.rebalance.assigned(_lanes(assigned)))
 
     async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
         """Pass it on; the membership stands until this returns."""
-        await self._loop.in_caller(lambda: self._rebalance.revoked(_lanes(revoked)))
+        await self._network.loop.in_caller(lambda: self.rebalance.revoked(_lanes(revoked)))
 
     async def on_partitions_lost(self, lost: Iterable[Any]) -> None:
         """Pass it on as what it is: by default kafka-python would say revoked."""
-        await self._loop.in_caller(lambda: self._rebalance.lost(_lanes(lost)))
+        await self._network.loop.in_caller(lambda: self.rebalance.lost(_lanes(lost)))
 
 
 def _lanes(parts: Iterable[Any]) -> list[Lane]:
