@@ -120,6 +120,8 @@ class Assembly:
         )  # fmt: skip
         self.runtime = Runtime(
             group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,
+            # Without a database, what others sent back to wait counts as lag, too.
+            watches_lag=books is not None or broker.caps.delay is None,
             settings=settings, clock=clock, metrics=metrics,
         )  # fmt: skip
         metrics.begin(routes, lambda: len(self.lanes.running()), self.lanes.suspects)

@@ -62,6 +62,11 @@ class ConsumerMetrics:
             "Partitions that are paused, by a full backlog or an open circuit",
             registry=self.registry,
         )
+        self.stalled = Gauge(
+            "holdfast_consumer_stalled_partitions",
+            "Partitions that hold messages and bring none, though nothing keeps them back",
+            registry=self.registry,
+        )
         self.hanging = Gauge(
             "holdfast_consumer_hanging",
             "Handlers that run longer than hang_seconds",

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast.caps import Pause
+from holdfast.consumer.stalls import Stalls
 from holdfast.dlq.metrics import METRICS
 from holdfast.errors import BrokerDown, HoldfastError, StaleDelivery
 from holdfast.message import REPLAY_HEADER
@@ -46,6 +47,7 @@ class Runtime:
         *,
         admit: Callable[[list[Work]], None],
         is_down: Callable[[], str | None],
+        watches_lag: bool,
         settings: Settings,
         clock: Clock,
         metrics: ConsumerMetrics,
@@ -57,12 +59,16 @@ class Runtime:
         self._intake = intake
         self._admit = admit
         self._is_down = is_down
+        self._watches_lag = watches_lag
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
         self._source: Source | None = None
         self._paused: set[Lane] = set()
         self._next_lag = 0.0
+        self._lag_every = min(_LAG_EVERY, settings.standstill_seconds / 4)
+        self._came: set[Lane] = set()
+        self.stalls = Stalls(clock, settings.standstill_seconds)
         self._foreign: set[str] = set()
         self._drained = False
         self.stopping = threading.Event()
@@ -107,6 +113,7 @@ class Runtime:
             self.last_poll = self.pulse = self._clock.monotonic()
             self.subscribed = True
             if batch and not self.stopping.is_set():
+                self._came.update([delivery.lane for delivery in batch])
                 self._take(batch)
             self._lanes.tick()
             self.settle()
@@ -142,6 +149,7 @@ class Runtime:
         """Give back what waits on the broker; a key stays closed until all of it is there."""
         for one in self._lanes.returned():
             source.release(one.delivery, blame=one.blame, delay=one.delay)
+            self.stalls.delayed(one.delivery.lane, one.delay or 0.0)
             self._lanes.gave_back(one)
 
     def drain(self, seconds: float) -> None:
@@ -249,8 +257,14 @@ class Runtime:
                     work.message.id, work.message.key_text, work.route.topic, now - work.started,
                 )  # fmt: skip
         if now >= self._next_lag:
-            self._next_lag = now + _LAG_EVERY
-            self._metrics.show_lag(source.lag(), self._routes)
+            self._next_lag = now + self._lag_every
+            lag = source.lag()
+            self._metrics.show_lag(lag, self._routes)
+            if self._watches_lag:
+                in_hand = {lane for lane in lag if self._lanes.load[lane]}
+                self.stalls.look(lag, self._came | self._paused | in_hand, source.caps.lease)
+                self._metrics.stalled.set(len(self.stalls.now))
+            self._came.clear()
 
     def _broker_is_down(self, error: BrokerDown) -> None:
         if self.broker_down is None:

@@ -51,6 +51,9 @@ class Settings:
     """The same, for partitions that go to another member."""
     hang_seconds: float = 60.0
     """A handler that runs longer is reported, again and again."""
+    standstill_seconds: float = 60.0
+    """A partition that holds messages and brings none for so long is reported, unless something
+    here keeps it: the consumer is not ready then."""
     crash_limit: int = 3
     """A message that was alone in hand at so many crashes is dead-lettered."""
     quarantine: bool = True
@@ -75,7 +78,8 @@ class Settings:
     def __post_init__(self) -> None:
         positive = (
             "workers", "tasks", "batch", "backlog", "patience", "revoke_seconds", "hang_seconds",
-            "crash_limit", "due_seconds", "takeover_seconds", "most_held_per_key", "most_held",
+            "standstill_seconds", "crash_limit", "due_seconds", "takeover_seconds",
+            "most_held_per_key", "most_held",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)

@@ -66,6 +66,8 @@ def _troubles(running: Assembly) -> list[str]:
         found.append(f"the broker is down: {runtime.broker_down}")
     elif not runtime.subscribed:
         found.append("not subscribed yet")
+    if stalled := runtime.stalls.text():
+        found.append(stalled)
     if clerk is not None and clerk.down is not None:
         found.append(f"the database is down: {clerk.down}")
     if runtime.hanging_threads >= running.settings.workers:

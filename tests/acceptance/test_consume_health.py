@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -310,6 +311,87 @@ def test_a_consumer_whose_poll_thread_stands_still_is_not_alive(
         until(lambda: vitals.alive().good, "alive again")
     assert not vitals.ready().good
     bench.close()
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_partition_that_brings_nothing_though_nothing_keeps_it_is_told(
+    tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture, *, database: bool
+) -> None:
+    """Its messages would wait for ever: not ready, a metric and one line, until it goes on.
+
+    Without a database a broker that delays messages is believed: they are lag, and not due.
+    """
+    mute, is_mute = threading.Event(), threading.Event()
+
+    def poll(step: Step) -> Any:
+        running = consumer.running
+        assert running is not None
+        source = running.runtime.source
+        if mute.is_set():
+            source.pause(source.assignment())
+            is_mute.set()
+        else:
+            source.resume(source.assignment())
+        return step.go()
+
+    broker = connect(f"sqlite:///{tmp_path}/broker.db", lease=1.0)
+    scripted = ScriptedBroker(Fault(point="poll", effect=poll), broker=broker)
+    url = postgres.database(f"consumer_standstill_{database}")
+    bench = Bench(tmp_path, url, broker=scripted, database=database)
+    consumer = bench.consumer(standstill_seconds=0.4)
+    handled: list[str] = []
+
+    @consumer.on("orders")
+    def handle(order: str) -> None:
+        handled.append(order)
+
+    def stalled() -> float | None:
+        name = "holdfast_consumer_stalled_partitions"
+        return consumer.metrics.registry.get_sample_value(name)
+
+    vitals = Vitals(consumer)
+    with running(consumer), caplog.at_level(logging.WARNING):
+        until(lambda: vitals.ready().good, "ready")
+        bench.publish("one")
+        until(lambda: handled == ["one"], "handled")
+        mute.set()
+        until(lambda: is_mute.is_set() and bench.lag == 0, "at rest, and mute")
+        bench.publish("two")
+        if database:
+            until(lambda: not vitals.ready().good, "not ready")
+            assert "messages wait and none comes: orders/" in vitals.ready().why
+            assert (stalled(), vitals.alive().good) == (1, True)
+            assert caplog.text.count("stands still: 1 messages wait") == 1
+        else:
+            assert consumer.running is not None
+            runtime = consumer.running.runtime
+            first = runtime.last_poll
+            until(lambda: runtime.last_poll > first + 2, "several looks")
+            assert (stalled(), vitals.ready().good) == (0, True)
+        mute.clear()
+        until(lambda: handled == ["one", "two"] and vitals.ready().good, "it goes on")
+        until(lambda: stalled() == 0, "nothing stands still")
+    bench.close()
+
+
+def test_what_is_in_hand_or_paused_does_not_stand_still(bench: Bench) -> None:
+    """A slow handler and a full backlog keep their own partition, and are told in other ways."""
+    consumer, gate = bench.consumer(standstill_seconds=0.2, backlog=2, workers=1), threading.Event()
+
+    @consumer.on("orders")
+    def handle(order: str) -> None:
+        assert gate.wait(60)
+
+    bench.publish(*(str(n) for n in range(10)))
+    with running(consumer):
+        until(lambda: consumer.running and consumer.running.lanes.running(), "it runs")
+        assert consumer.running is not None
+        runtime = consumer.running.runtime
+        first = runtime.last_poll
+        until(lambda: runtime.last_poll > first + 2, "many looks at the lag")
+        assert (runtime.stalls.now, bench.lag) == ({}, 10)
+        gate.set()
+        until(lambda: bench.lag == 0, "all is handled")
 
 
 def test_a_consumer_that_waits_for_its_database_at_the_start_is_alive_and_not_ready(
