@@ -101,7 +101,7 @@ class Assembly:
                 if isinstance(layer, AsyncTransaction)
             ],
         )  # fmt: skip
-        reader = Reader(settings, tally)
+        reader = Reader(settings, tally, metrics)
         self._sharing: list[Sharing] = []
         if books is not None:
             if settings.share_circuits:
@@ -111,12 +111,13 @@ class Assembly:
                 metrics=metrics, sharing=self._sharing,
             )  # fmt: skip
             self.clerk = Clerk(
-                books, self.lanes, owner=owner, settings=settings, clock=clock, chores=chores
-            )
+                books, self.lanes, reader=reader, owner=owner, settings=settings, clock=clock,
+                chores=chores,
+            )  # fmt: skip
             chores.admit = self.clerk.admit
         intake = Intake(
             group, routes, delays if books is None else None, reader, settings=settings,
-            clock=clock, tally=tally,
+            clock=clock, tally=tally, has_database=books is not None,
         )  # fmt: skip
         self.runtime = Runtime(
             group, routes, self.lanes, gates, intake, admit=self._admit, is_down=self._is_down,

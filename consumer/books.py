@@ -17,9 +17,19 @@ from holdfast.consumer.transaction import DatabaseDown
 from holdfast.dlq import closed
 from holdfast.dlq.overtaking import open_letters, overtake
 from holdfast.dlq.recognition import open_letter_of
+from holdfast.dlq.replay.admission import (
+    Standing,
+    require_live,
+    standing,
+    standings,
+    withdrawn,
+)
+from holdfast.dlq.replay.marks import Marks, replay_topic
+from holdfast.dlq.replay.outcomes import confirmed
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
 from holdfast.idempotency.layer import Idempotent
+from holdfast.message import REPLAY_HEADER
 from holdfast.scrubbing import told
 from holdfast.transactions import transact
 
@@ -191,8 +201,7 @@ class Books:
         """Note in the transaction of its effect that *work* was handled, now or before."""
         self.settle(db, work)
         if work.message.is_replay:
-            from holdfast.dlq.replay.outcomes import confirmed
-
+            require_live(db, work.message)
             work.unsaid = not confirmed(db, work.message, clock=self._clock)
         elif work.message.key is not None and not duplicate:
             self._overtake(db, work)
@@ -205,30 +214,48 @@ class Books:
             if work.message.key is not None and not work.message.is_replay:
                 keys = by_topic.setdefault(work.route.topic, {})
                 keys.setdefault(work.message.key, []).append(work)
-        self._look_back(db, works)
         for topic, keys in sorted(by_topic.items()):
             found = open_letters(db, self._group, topic, keys)
             for key, mine in keys.items():
                 for work in mine:
                     work.passes = found.get(key, ())
 
-    def _look_back(self, db: Connection, works: Iterable[Work]) -> None:
-        """Write onto replayed *works* whether an earlier one of their key failed again."""
-        replayed = [work for work in works if work.message.is_replay]
-        if not replayed:
-            return
-        from holdfast.dlq.replay.outcomes import held_back
+    def sift(self, db: Connection, works: Iterable[Work]) -> list[Work]:
+        """Write onto *works* with marks of a replay what its plan says; return the ordinary ones.
 
-        found = held_back(db, [work.message for work in replayed])
-        for work in replayed:
-            work.held_back = work.message.identity in found
+        Those are marked by somebody who is no replay. One whose plan and letter are in another
+        database is believed if it came by the group's own replay topic.
+        """
+        marked = [work for work in works if REPLAY_HEADER in work.message.headers]
+        if not marked:
+            return []
+        ordinary = []
+        found = standings(db, [(work.message, work.came_by) for work in marked])
+        for work, known in zip(marked, found, strict=True):
+            marks = Marks.of(work.message.headers)
+            private = replay_topic(work.route.topic, self._group)
+            is_ours = marks is not None and marks.group == self._group
+            if (
+                marks is None
+                or known is Standing.FORGED
+                or (known is Standing.ELSEWHERE and not (is_ours and work.came_by == private))
+            ):
+                ordinary.append(work)
+                continue
+            work.standing = known
+            work.meant_for = None if is_ours else marks.group
+            work.message = work.message.with_(replayed=True)
+        return ordinary
 
-    def is_held_back(self, work: Work) -> bool:
-        """Whether the replayed *work* must stay a dead letter; looked up before it is run."""
-        if work.burials != self.burials:  # perhaps the message before it
-            burials = self.burials
-            self.run(lambda db: self.look_ahead(db, [work], burials))
-        return work.held_back
+    def standing(self, work: Work) -> Standing | None:
+        """Return what the plan says of the replayed *work* now, right before it is run."""
+        if work.standing is not Standing.ELSEWHERE:
+            work.standing = self.run(lambda db: standing(db, work.message, work.came_by))
+        return work.standing
+
+    def withdraw(self, work: Work) -> None:
+        """Note in its plan that the replayed *work* came too late, and was not handled."""
+        self.run(lambda db: withdrawn(db, work.message, clock=self._clock))
 
     def _overtake(self, db: Connection, work: Work) -> None:
         """Note which dead letters of its key *work* went ahead of, also the latest ones."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.consumer.held import hash_of
 from holdfast.dlq.raised import traced
+from holdfast.dlq.replay.admission import Standing
 from holdfast.errors import HoldfastError
 from holdfast.scrubbing import text_of, type_name
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.consumer.books import Books
     from holdfast.consumer.lanes import Lanes
+    from holdfast.consumer.reader import Reader
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.work import LaneKey, Work
 
@@ -40,6 +42,7 @@ class Clerk:
         books: Books,
         lanes: Lanes,
         *,
+        reader: Reader,
         owner: str,
         settings: Settings,
         clock: Clock,
@@ -47,6 +50,7 @@ class Clerk:
     ) -> None:
         self._books = books
         self._lanes = lanes
+        self._reader = reader
         self._owner = owner
         self._settings = settings
         self._clock = clock
@@ -162,6 +166,8 @@ class Clerk:
         ready: list[Work] = []
         held: set[LaneKey] = set()
         burials = self._books.burials
+        for work in self._books.sift(db, works):
+            work.message = self._reader.ordinary(work.message, work.route.topic)
         by_consumer: dict[str, list[Work]] = {}
         for work in works:
             if not work.dropped:
@@ -197,7 +203,7 @@ class Clerk:
         return taken
 
     def _held(self, db: Connection, works: list[Work]) -> set[LaneKey]:
-        fresh = [work for work in works if work.row is None and not work.message.is_replay]
+        fresh = [work for work in works if work.row is None and work.standing is not Standing.LIVE]
         by_topic: dict[str, dict[str, LaneKey]] = {}
         for work in fresh:
             hashes = by_topic.setdefault(work.route.topic, {})

@@ -10,8 +10,9 @@ from holdfast.consumer.reader import bare
 from holdfast.consumer.settings import Order
 from holdfast.consumer.tiers import Ticket
 from holdfast.consumer.work import LaneKey, Work
-from holdfast.dlq.replay.marks import Marks, is_for, original
+from holdfast.dlq.replay.marks import Marks, counted
 from holdfast.errors import HoldfastError
+from holdfast.message import REPLAY_HEADER
 from holdfast.scrubbing import type_name
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ class Intake:
         settings: Settings,
         clock: Clock,
         tally: Tally,
+        has_database: bool,
     ) -> None:
+        self._has_database = has_database
         self._group = group
         self._routes = routes
         self._delays = delays
@@ -59,7 +62,10 @@ class Intake:
     def sorted_out(
         self, batch: list[Delivery], source: Source
     ) -> tuple[list[Work], list[Delivery]]:
-        """Return what is to be handled, and what is meant for another group."""
+        """Return what is to be handled, and what is meant for another group.
+
+        With a database that is found out later, by asking it for the plan.
+        """
         works: list[Work] = []
         skipped: list[Delivery] = []
         for delivery in batch:
@@ -75,12 +81,18 @@ class Intake:
         return works, skipped
 
     def _work(self, delivery: Delivery) -> Work | None:
-        if not is_for(delivery.message, self._group):
-            return None
         message, attempt, left, since = self._ticketed(delivery)
-        if message.is_replay and Marks.of(message.headers) is not None:
-            message = original(message)
-        route = self._routes.get(message.topic) or self._route(delivery)
+        # By the topic that it came by, alone: a header chooses no handler.
+        route = self._route(delivery)
+        if REPLAY_HEADER in message.headers:
+            if self._has_database:  # which is asked before it runs
+                marks = Marks.of(message.headers)
+            else:
+                marks = counted(message, delivery.lane.topic)
+                if marks is not None and marks.group != self._group:
+                    return None
+            if marks is None:
+                message = self._reader.ordinary(message, route.topic)
         if message.topic != route.topic:
             message = message.with_(topic=route.topic)
         message = self._reader.correlated(message)
@@ -90,6 +102,7 @@ class Intake:
             message=message,
             lane_key=self._lane_key(delivery, route, message),
             delivery=delivery,
+            came_by=delivery.lane.topic,
             attempt=attempt,
             failing_since=since,
             not_before=self._clock.monotonic() + left if left > 0 else 0.0,

@@ -13,6 +13,7 @@ from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.held import HandledElsewhere
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
+from holdfast.dlq.replay.admission import Withdrawn
 from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, StaleDelivery
 from holdfast.layer import Later, Refusal
 
@@ -56,6 +57,7 @@ class Judge:
         self._stop = stop
         self._reporter = reporter
         self.replays = FailedReplays()
+        self._foreign: set[str] = set()
 
     def ran(self, work: Work, seconds: float) -> None:
         """Note how long the handler took."""
@@ -112,6 +114,28 @@ class Judge:
                         work.message.id, error)  # fmt: skip
             return Wait(min(delay, self._settings.patience))
         work.unsaid = False
+        return Settled()
+
+    def count(self, work: Work, outcome: str) -> None:
+        """Count what became of *work*."""
+        self._tally.add(outcome)
+        self._metrics.count(work.route.topic, outcome)
+
+    def skipped(self, work: Work) -> None:
+        """Count a replay for another group, which the plan in the database keeps; say so once."""
+        self.count(work, "skipped")
+        if work.route.topic not in self._foreign:
+            self._foreign.add(work.route.topic)
+            log.warning("message %s of %s, and others from now on, are replays for group %s alone: "
+                        "they are passed over", work.message.id, work.route.topic,
+                        work.meant_for)  # fmt: skip
+
+    def withdrawn(self, work: Work) -> Verdict:
+        """Leave a replayed copy that came too late; its plan keeps that it came."""
+        if self._books is not None:
+            self._books.withdraw(work)
+        self.count(work, "withdrawn")
+        self._clean(work)
         return Settled()
 
     def _later(self, work: Work, later: Later) -> Verdict:
@@ -209,6 +233,8 @@ class Judge:
 
         A parked message that somebody else has handled is simply gone.
         """
+        if isinstance(error, Withdrawn):
+            return self.withdrawn(work)
         log.info("message %s is left to others: %s", work.message.id, work.told(error))
         outages = work.outages + 1
         self._clean(work)

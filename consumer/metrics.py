@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
     from holdfast.ports import Lane
 
-OUTCOMES = ("handled", "duplicates", "failed", "released", "dead_lettered", "crashed")
+OUTCOMES = (
+    "handled", "duplicates", "failed", "released", "dead_lettered", "crashed", "skipped",
+    "held_back", "withdrawn", "unmarked",
+)  # fmt: skip
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 

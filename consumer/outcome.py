@@ -14,6 +14,10 @@ class Ending(Enum):
     DEAD_LETTERED = "dead-lettered"
     HELD_BACK = "held-back"
     """A replayed message that stays a dead letter: an earlier one of its key failed again."""
+    SKIPPED = "skipped"
+    """A replay for another group: nothing of it is handled here."""
+    WITHDRAWN = "withdrawn"
+    """A replayed copy that came too late: its plan was aborted, or its letter closed or edited."""
     FAILED = "failed"
     RELEASED = "released"
 

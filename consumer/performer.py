@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Apart, Settled, Verdict, Wait, Work, current_work
+from holdfast.dlq.replay.admission import Standing
 from holdfast.errors import DependencyDown, Remedy, StaleDelivery
 from holdfast.layer import Call
 from holdfast.message import begin_handling
@@ -75,10 +76,7 @@ class Performer:
     def _before(self, work: Work) -> Verdict | None:
         if work.unsaid:
             return self._judge.report(work)
-        if work.later is None and work.message.is_replay and self._is_held_back(work):
-            log.warning("replayed message %s stays a dead letter: an earlier one of its key failed "
-                        "again", work.message.id)  # fmt: skip
-            self._tally.add("held_back")
+        if work.later is None and work.message.is_replay and self._stays(work):
             return Settled()
         books = self._books
         if books is None:
@@ -87,7 +85,8 @@ class Performer:
             if work.suspect:  # its mark went when it began to wait
                 books.alone(work, self._owner)
             return None
-        if work.row is None and not work.message.is_replay and self._lanes.is_held(work):
+        passes = work.standing is Standing.LIVE  # the quarantine of its key
+        if work.row is None and not passes and self._lanes.is_held(work):
             if books.park_behind(work):
                 self._tally.add("parked")
                 return Settled()
@@ -103,10 +102,27 @@ class Performer:
             books.alone(work, self._owner)
         return None
 
-    def _is_held_back(self, work: Work) -> bool:
-        if self._judge.replays.holds(work):
+    def _stays(self, work: Work) -> bool:
+        """Whether a replayed message is not to be handled here; it is counted and told."""
+        if work.meant_for is not None:
+            self._judge.skipped(work)
             return True
-        return self._books is not None and self._books.is_held_back(work)
+        standing = Standing.HELD if self._judge.replays.holds(work) else None
+        if standing is None and self._books is not None:
+            standing = self._books.standing(work)
+        match standing:
+            case Standing.HELD:
+                log.warning("replayed message %s stays a dead letter: an earlier one of its key "
+                            "failed again", work.message.id)  # fmt: skip
+                self._judge.count(work, "held_back")
+            case Standing.DONE:
+                log.info("replayed message %s was handled before", work.message.id)
+                self._judge.count(work, "duplicates")
+            case Standing.OVER:
+                self._judge.withdrawn(work)
+            case _:
+                return False
+        return True
 
     def _refuse(self, work: Work, error: Exception) -> Verdict:
         """Dead-letter what cannot be read."""

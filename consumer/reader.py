@@ -12,6 +12,7 @@ from holdfast.message import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from holdfast.consumer.metrics import ConsumerMetrics
     from holdfast.consumer.settings import Settings
     from holdfast.consumer.tally import Tally
     from holdfast.headers import Pair
@@ -23,9 +24,11 @@ log = logging.getLogger("holdfast.consumer")
 class Reader:
     """Gives a message its correlation, where it has none. The same one each time it is read."""
 
-    def __init__(self, settings: Settings, tally: Tally) -> None:
+    def __init__(self, settings: Settings, tally: Tally, metrics: ConsumerMetrics) -> None:
         self._settings = settings
         self._tally = tally
+        self._metrics = metrics
+        self._marked: set[str] = set()
         self._uncorrelated: set[str] = set()
 
     def correlated(self, message: Message) -> Message:
@@ -39,10 +42,21 @@ class Reader:
                         "(strict=True refuses them)", message.topic)  # fmt: skip
         return message.with_(correlation_id=message.id)
 
+    def ordinary(self, message: Message, topic: str) -> Message:
+        """Return *message* without marks of a replay that do not count, and say so."""
+        self._tally.add("unmarked")
+        self._metrics.count(topic, "unmarked")
+        if topic not in self._marked:
+            self._marked.add(topic)
+            log.warning("message %s of %s has marks of a replay that sent no such message, and so "
+                        "may others: they are handled as ordinary ones. Does a service copy the "
+                        "headers of what it reads?", message.id, topic)  # fmt: skip
+        return message.ordinary()
+
     def parked(self, origin: Delivery, topic: str) -> tuple[Message, Exception | None]:
         """Return the message of a parked *origin*, and why it cannot be handled, if so."""
         try:
-            message = origin.message
+            message = origin.message.ordinary()  # no replay is ever parked
             if message.correlation_id is None and not self._settings.strict:
                 message = message.with_(correlation_id=message.id)  # counted when it came
         except Exception as error:  # noqa: BLE001 - whatever it is, others go on

@@ -188,6 +188,7 @@ class Runtime:
         """Say once for each topic that messages are acknowledged without being handled here."""
         for delivery in skipped:
             topic = delivery.lane.topic
+            self._metrics.count(topic, "skipped")
             if topic not in self._foreign:
                 self._foreign.add(topic)
                 log.warning("message %s of %s, and others from now on, are replays for group %s "

@@ -14,9 +14,12 @@ from holdfast.consumer.burial import bury
 from holdfast.consumer.failed_replays import FailedReplays
 from holdfast.consumer.outcome import Ending, Outcome
 from holdfast.consumer.performer import ProcessKilled
+from holdfast.consumer.reader import Reader
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import dead_lettered
+from holdfast.dlq.replay.admission import Standing, Withdrawn
+from holdfast.dlq.replay.marks import counted
 from holdfast.errors import (
     ConfigurationError,
     DependencyDown,
@@ -25,7 +28,7 @@ from holdfast.errors import (
     StaleDelivery,
 )
 from holdfast.layer import Call
-from holdfast.message import Message, begin_handling, handling
+from holdfast.message import REPLAY_HEADER, Message, begin_handling, handling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +53,14 @@ _COUNTS = {
     Ending.DEAD_LETTERED: "dead_lettered",
     Ending.FAILED: "failed",
     Ending.RELEASED: "released",
+    Ending.HELD_BACK: "held_back",
+    Ending.SKIPPED: "skipped",
+    Ending.WITHDRAWN: "withdrawn",
+}
+_STAYS = {
+    Standing.HELD: Ending.HELD_BACK,
+    Standing.DONE: Ending.DUPLICATE,
+    Standing.OVER: Ending.WITHDRAWN,
 }
 
 
@@ -95,6 +106,7 @@ class Single:
         self._settings = settings
         self._tally = tally
         self._metrics = metrics
+        self._reader = Reader(settings, tally, metrics)
 
     def __call__(self, message: Message) -> Any:
         """Handle *message* like `handle`, or return what is to be awaited for an `async def`."""
@@ -106,8 +118,8 @@ class Single:
         run = _Run(self, self._correlated(message))
         with run:
             try:
-                if run.is_held_back():
-                    return run.ended(Outcome(Ending.HELD_BACK))
+                if (ending := run.stays()) is not None:
+                    return run.ended(Outcome(ending))
                 call = run.prepared()
                 context = contextvars.copy_context()
                 context.run(_enter, run.work)
@@ -122,8 +134,8 @@ class Single:
         run = _Run(self, self._correlated(message))
         token = current_work.set(run.work)
         try:
-            if await run.off_loop(run.is_held_back):
-                return run.ended(Outcome(Ending.HELD_BACK))
+            if (ending := await run.off_loop(run.stays)) is not None:
+                return run.ended(Outcome(ending))
             call = await run.off_loop(run.prepared)
             with handling(run.work.message):
                 await self._route.plan.run_async(call)
@@ -159,7 +171,7 @@ class _Run:
 
     def __init__(self, single: Single, message: Message) -> None:
         self._single = single
-        self.work = Work(route=single._route, message=message, lane_key=())
+        self.work = Work(route=single._route, message=message, lane_key=(), came_by=message.topic)
         self._books = single._books
         self._limit: Breaker | None = single._route.limit
         self._permit: Permit | None = None
@@ -184,18 +196,33 @@ class _Run:
 
     async def off_loop(self, step: Callable[..., T], *args: Any) -> T:
         """Return what *step* returns, in a thread if it may wait for the database or the broker."""
-        if self._books is None and not self.work.message.is_replay:
+        if self._books is None and REPLAY_HEADER not in self.work.message.headers:
             return step(*args)
         return await asyncio.to_thread(step, *args)
 
-    def is_held_back(self) -> bool:
-        """Whether a replayed message must stay a dead letter."""
-        books = self._books
-        if not self.work.message.is_replay:
-            return False
-        if self._single._replays.holds(self.work):
-            return True
-        return books is not None and books.is_held_back(self.work)
+    def stays(self) -> Ending | None:
+        """Return how a message with the marks of a replay ends that is not to be handled."""
+        work, books = self.work, self._books
+        if REPLAY_HEADER not in work.message.headers:
+            return None
+        if books is None:
+            marks = counted(work.message, work.came_by)
+            ordinary = [work] if marks is None else []
+            work.meant_for = (
+                None if marks is None or marks.group == work.route.group else marks.group
+            )
+        else:
+            ordinary = books.run(lambda db: books.sift(db, [work]))
+        if ordinary:
+            work.message = self._single._reader.ordinary(work.message, work.route.topic)
+            return None
+        if work.meant_for is not None:
+            return Ending.SKIPPED
+        if self._single._replays.holds(work):
+            return Ending.HELD_BACK
+        if work.standing is Standing.OVER and books is not None:
+            books.withdraw(work)
+        return None if work.standing is None else _STAYS.get(work.standing)
 
     def prepared(self) -> Call:
         """Return the call, once nothing speaks against it and its start is marked."""
@@ -210,7 +237,7 @@ class _Run:
         if books is None:
             return call
         self._look_up(books, call)
-        if not work.message.is_replay and not books.is_free(work):
+        if work.standing is not Standing.LIVE and not books.is_free(work):
             if books.run(lambda db: books.is_dead(db, work)):
                 raise _DeadAlready
             raise KeyHeld(work.message.id, work.message.key_text, work.route.topic)
@@ -261,6 +288,8 @@ class _Run:
 
     def given_back(self, error: BaseException) -> Outcome:
         """Return what came of a run that raised *error*."""
+        if isinstance(error, Withdrawn):
+            return Outcome(Ending.WITHDRAWN, error)
         if isinstance(error, _DeadAlready):
             self._is_new = False
             return Outcome(Ending.DEAD_LETTERED)
@@ -292,9 +321,6 @@ class _Run:
         """Count *outcome*, and tell the kill switch of dead letters."""
         topic, metrics, limit = self.work.route.topic, self._single._metrics, self._limit
         metrics.seconds.labels(topic).observe(self._clock.monotonic() - self._since)
-        if outcome.ending is Ending.HELD_BACK:
-            self._single._tally.add("held_back")
-            return outcome
         if not self._is_new:
             return outcome
         name = _COUNTS[outcome.ending]

@@ -25,6 +25,10 @@ class Tally:
     """Messages given to the broker for a later retry, without a database."""
     skipped: int = 0
     """Replayed messages meant for another group."""
+    withdrawn: int = 0
+    """Replayed copies that came too late: the plan was aborted, or the letter closed or edited."""
+    unmarked: int = 0
+    """Messages whose marks of a replay do not count: handled as the ordinary ones they are."""
     held_back: int = 0
     """Replayed messages left among the dead letters: an earlier one of their key failed again."""
     uncorrelated: int = 0

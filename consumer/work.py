@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.consumer.held import HeldRow
     from holdfast.consumer.route import Route
     from holdfast.dlq.overtaking import OpenLetter
+    from holdfast.dlq.replay.admission import Standing
     from holdfast.layer import Call, Later
     from holdfast.message import Message
     from holdfast.ports import Delivery
@@ -65,8 +66,12 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """The open dead letters of its key: a replay must know if it goes ahead of them."""
     burials: int = -1
     """How many dead letters this process had stored when `passes` was looked up."""
-    held_back: bool = False
-    """Whether an earlier message of its key failed again in the replay that sent it."""
+    came_by: str = ""
+    """The topic that it was delivered by."""
+    meant_for: str | None = None
+    """The other group that a replay sent it to; None: it is for this one."""
+    standing: Standing | None = None
+    """What the plan of the replay that sent it says; None: no replay, or nobody was asked."""
     unsaid: bool = False
     """Whether it was handled, and the store of its replay, which is elsewhere, is to hear of it."""
     dropped: bool = False

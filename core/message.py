@@ -40,6 +40,8 @@ REPLAY_MARKS = (
     "x-replay-commutative",
 )
 """What a replay writes onto the messages that it sends, and nobody onto any other."""
+_TOPIC = "x-replay-topic"
+_COMPLETE = REPLAY_MARKS[:4]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -151,8 +153,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_replay(self) -> bool:
-        """Whether an operator's replay sent this message again."""
-        return self.replayed or REPLAY_HEADER in self.headers
+        """Whether an operator's replay sent this message again.
+
+        By its marks, which anybody may write: only if they are complete, and it came by the
+        topic that they name or by the replay topic of their group. A `Consumer` also asks its
+        database whether the plan has it, and takes the marks off where they do not count.
+        """
+        if self.replayed:
+            return True
+        headers = self.headers
+        if not headers.pairs or not all(name in headers for name in _COMPLETE):
+            return False
+        group, topic = headers.text(REPLAY_HEADER), headers.text(_TOPIC)
+        return self.topic in (topic, f"{topic}.{group}.replay")
 
     def unmarked(self) -> Self:
         """Return it without the marks of its replay, which no message made from it may carry.
@@ -161,7 +174,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """
         if not self.headers.pairs or REPLAY_HEADER not in self.headers:
             return self
-        return self.with_(headers=self.headers.without(REPLAY_MARKS), replayed=True)
+        headers = self.headers.without(REPLAY_MARKS)
+        return self.with_(headers=headers, replayed=self.is_replay)
+
+    def ordinary(self) -> Self:
+        """Return it as no replay: without marks, which somebody copied or made up."""
+        if not self.headers.pairs or REPLAY_HEADER not in self.headers:
+            return self
+        return self.with_(headers=self.headers.without(REPLAY_MARKS), replayed=False)
 
     def with_(self, **changes: Any) -> Self:
         """Return a copy with *changes*."""

@@ -28,25 +28,19 @@ from holdfast.dlq.letter import (
 from holdfast.dlq.origin import NOWHERE, Origin, is_opaque, protected
 from holdfast.dlq.raised import taken_apart, trace_of
 from holdfast.dlq.redaction import values_at, without
+from holdfast.dlq.replay.marks import Marks, counted
 from holdfast.errors import DecodeFailed, Remedy
-from holdfast.message import REPLAY_HEADER
+from holdfast.message import REPLAY_HEADER, REPLAY_MARKS
 from holdfast.scrubbing import clean, text_of, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.headers import Headers
     from holdfast.message import Message
     from holdfast.ports import Delivery
 
-PLAN_HEADER = "x-replay-plan"
-ID_HEADER = "x-replay-dlq-id"
-COUNT_HEADER = "x-replay-count"
-TOPIC_HEADER = "x-replay-topic"
 _MOST_NAME = 255
-_MOST_DIGITS = 10
 _WITHHELD = "(withheld: the payload is not JSON, so what must be hidden cannot be told apart)"
-_MOST_ID = 36
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -72,12 +66,13 @@ def capture(
     Nothing about *message* or *error* makes this fail: texts are cut, cycles end, secrets
     are taken out. An attribute `__holdfast_fingerprint__` of the error groups it explicitly.
     """
-    headers = message.headers
-    message, lineage = _original(message)
+    marks = _marks(message, delivery, group)
+    message, lineage = (message, Lineage()) if marks is None else _original(message, marks)
     at = clock.now()
     host = origin.host or _host()
-    replayed = _replayed_id(headers, group)
-    dlq_id = replayed or dead_letter_id(group, handler, message, origin.hidden)
+    # An edited payload or a renamed handler would give a replay another identity: it is the same.
+    known = marks.dlq_id if marks is not None and _UUID.fullmatch(marks.dlq_id) else None
+    dlq_id = known or dead_letter_id(group, handler, message, origin.hidden)
     failure = _failure(error, stage, scrubber(message, origin))
     seconds = at.timestamp()
     occurrence = Occurrence(
@@ -117,7 +112,7 @@ def capture(
         lineage=lineage,
         governance=governance,
         formerly=()
-        if replayed or not formerly
+        if known or not formerly
         else former_letter_ids(group, handler, formerly, message, origin.hidden),
     )
 
@@ -173,30 +168,21 @@ def _failure(
     )
 
 
-def _original(message: Message) -> tuple[Message, Lineage]:
-    """Return *message* as it was first sent, and by which replay it came."""
-    headers = message.headers
-    if REPLAY_HEADER not in headers:
-        return message, Lineage()
-    count = headers.text(COUNT_HEADER) or ""
-    known = count.isascii() and count.isdigit() and len(count) < _MOST_DIGITS
-    plan = headers.text(PLAN_HEADER) or ""
-    is_id = 0 < len(plan) <= _MOST_ID and plan.isascii() and plan.isprintable()
-    lineage = Lineage(replay_id=plan if is_id else None, replay_count=int(count) if known else 1)
-    marks = {name for name, _ in headers if name.startswith("x-replay-")}
-    topic = headers.text(TOPIC_HEADER) or message.topic
-    return message.with_(headers=headers.without(marks), topic=topic), lineage
-
-
-def _replayed_id(headers: Headers, group: str) -> str | None:
-    """Return the letter that a replay for *group* sent, if this is one.
-
-    An edited payload or a renamed handler would give it another identity; it is the same.
-    """
-    if headers.text(REPLAY_HEADER) != group:
+def _marks(message: Message, delivery: Delivery | None, group: str) -> Marks | None:
+    """Return the marks of *message*, if a replay for *group* sent it."""
+    if REPLAY_HEADER not in message.headers:
         return None
-    dlq_id = headers.text(ID_HEADER) or ""
-    return dlq_id if _UUID.fullmatch(dlq_id) else None
+    marks = counted(message)
+    if marks is None and delivery is not None:
+        marks = counted(message, delivery.lane.topic)
+    return marks if marks is not None and marks.group == group else None
+
+
+def _original(message: Message, marks: Marks) -> tuple[Message, Lineage]:
+    """Return *message* as it was first sent, and by which replay it came."""
+    lineage = Lineage(replay_id=marks.plan, replay_count=marks.count)
+    own = message.headers.without(REPLAY_MARKS)
+    return message.with_(headers=own, topic=marks.topic, replayed=False), lineage
 
 
 def _coordinates(message: Message, delivery: Delivery | None, broker: str) -> Coordinates:

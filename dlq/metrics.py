@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from holdfast.dlq.letter import DeadLetter
 
 _HOMES = ("store", "topic")
-_RESULTS = ("sent", "confirmed", "failed_again", "unknown")
+_RESULTS = ("sent", "confirmed", "failed_again", "unknown", "withdrawn")
 
 
 class DlqMetrics:

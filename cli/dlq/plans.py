@@ -179,12 +179,22 @@ def abort(
     actor: Actor = None,
     as_json: Json = False,
 ) -> None:
-    """End a plan; what was not sent stays pending and is free for another plan."""
+    """End a plan; what has no outcome stays pending and is free for another plan.
+
+    Messages that were sent and are on their way are not handled any more, by consumers that use
+    this database.
+    """
     with dead_letters(database) as engine:
         plans = Plans(engine)
         plan = plans.abort(plans.find(name), warrant(actor, reason))
+        late = plans.on_their_way(plan)
     text = f"plan {plan.short} is aborted; {plan.total - plan.sent:,} messages were never sent"
-    answer(text, _facts(plan), as_json=as_json)
+    if late:
+        text += (
+            f", {late:,} are on their way: a consumer that uses this database does not handle them "
+            "any more, one that does not still may"
+        )
+    answer(text, {**_facts(plan), "on_their_way": late}, as_json=as_json)
 
 
 @app.command(epilog="Example: holdfast dlq plans approve 9c41 --reason 'checked the dry run'")

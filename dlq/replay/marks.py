@@ -102,15 +102,35 @@ def replay_topic(topic: str, group: str) -> str:
     return f"{topic}.{group}.replay"
 
 
+def counted(message: Message, came_by: str | None = None) -> Marks | None:
+    """Return the marks of *message* if they count; None for an ordinary one.
+
+    They are only headers: they count when they are complete and it *came by* the topic that
+    they name, or by the replay topic of their group. By default it came by its own topic.
+    """
+    marks = Marks.of(message.headers)
+    if marks is None or message.replayed:
+        return marks
+    topic = message.topic if came_by is None else came_by
+    return marks if topic in (marks.topic, replay_topic(marks.topic, marks.group)) else None
+
+
 def is_for(message: Message, group: str) -> bool:
-    """Whether *group* is to handle *message*; an ordinary message is for everybody."""
-    meant = message.headers.text(REPLAY_GROUP)
-    return meant is None or meant == group
+    """Whether *group* is to handle *message*; an ordinary message is for everybody.
+
+    So is one whose marks do not count. Where the plan is in a database of yours, ask that
+    (`admission.standing`): a service that copies headers sends on those of a replay.
+    """
+    marks = counted(message)
+    return marks is None or marks.group == group
 
 
 def original(message: Message) -> Message:
-    """Return *message* under the topic it was first published to; the marks stay on it."""
-    marks = Marks.of(message.headers)
+    """Return *message* under the topic it was first published to; the marks stay on it.
+
+    Only one that came by the replay topic of that topic: a header chooses no other.
+    """
+    marks = counted(message)
     if marks is None or not marks.topic or marks.topic == message.topic:
         return message
     return message.with_(topic=marks.topic)

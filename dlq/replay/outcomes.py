@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.closing import close
 from holdfast.dlq.metrics import METRICS
+from holdfast.dlq.replay.admission import Standing, standings
 from holdfast.dlq.replay.marks import Marks
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.state import WAITING, ItemState
@@ -114,23 +115,15 @@ def _unknown(connection: Connection, plan_id: str, dlq_ids: list[str]) -> set[st
 def held_back(connection: Connection, messages: Iterable[Message]) -> set[str]:
     """Return the identities of *messages* that must not be handled: acknowledge them, no more.
 
-    An earlier message of their key failed again in the same replay. They have not become
-    dead letters anew: they are dead letters still, and a later replay brings them in order.
-    Ask again whenever a replayed message of the key has failed since.
+    An earlier message of their key failed again in the same replay; or their claim has ended:
+    the plan was aborted, the letter closed, or another copy handled. They have not become
+    dead letters anew: those that are so still a later replay brings in order. Ask right before
+    each is handled, in the transaction of its effects.
     """
-    by_plan: dict[str, dict[str, str]] = {}
-    for message in messages:
-        if message.is_replay and (marks := Marks.of(message.headers)) is not None:
-            by_plan.setdefault(marks.plan, {})[marks.dlq_id] = message.identity
-    found: set[str] = set()
-    for plan_id, letters in sorted(by_plan.items()):
-        held = select(item.c.dlq_id).where(
-            item.c.plan_id == plan_id,
-            item.c.dlq_id.in_(sorted(letters)),
-            item.c.state == ItemState.HELD,
-        )
-        found.update(letters[dlq_id] for dlq_id in connection.execute(held).scalars())
-    return found
+    replayed = [message for message in messages if message.is_replay]
+    found = standings(connection, [(message, message.topic) for message in replayed])
+    stays = (Standing.HELD, Standing.DONE, Standing.OVER)
+    return {message.identity for message, one in zip(replayed, found, strict=True) if one in stays}
 
 
 def failed_again(

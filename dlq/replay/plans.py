@@ -188,7 +188,11 @@ class Plans:
         return self._moved(found, wanted, warrant, "replay.resume", values)
 
     def abort(self, found: Plan, warrant: Warrant) -> Plan:
-        """End *found*; what was not sent is free for other plans."""
+        """End *found*; what was not sent is free for other plans.
+
+        What was, and has no outcome yet, is on its way (`on_their_way`): consumers that use
+        this database do not handle it when it comes, and what they do not know stays pending.
+        """
 
         def values(db: Connection) -> dict[str, Any]:
             db.execute(
@@ -199,6 +203,11 @@ class Plans:
             return {"ended_at": self._clock.now().timestamp()}
 
         return self._moved(found, PlanState.ABORTED, warrant, "replay.abort", values)
+
+    def on_their_way(self, found: Plan) -> int:
+        """Return how many messages of *found* were sent and have no outcome."""
+        counts = self.tally(found)
+        return counts[ItemState.SENT] + counts[ItemState.UNKNOWN]
 
     def overdue(self, found: Plan, warrant: Warrant) -> int:
         """Mark what was sent and never confirmed as unknown; return how many are."""

@@ -61,6 +61,7 @@ class Replayed(Staged, frozen=True, kw_only=True, gc=False):
             content_type=content_type,
             schema=schema,
             traceparent=trace,
+            replayed=True,
         )
 
     @property

@@ -719,17 +719,6 @@ def test_a_replay_for_this_group_runs_and_frees_its_key(bench: Bench) -> None:
     assert [row.state for row in bench.letters] == ["confirmed"]
 
 
-def test_a_replay_for_another_group_is_passed_over(bench: Bench) -> None:
-    """It is acknowledged here and not handled."""
-    consumer = poisoned(bench)
-    marks = Marks(group="somebody-else", plan="p", dlq_id="d", topic="orders")
-    message = Message.new("orders", b"x", key="k")
-    bench.send(message.with_(headers=marks.stamped(message.headers)))
-    with running(consumer):
-        until(lambda: consumer.tally.skipped == 1 and bench.lag == 0, "passed over")
-    assert bench.effects == []
-
-
 # -- a loop of one's own, and settings ---------------------------------------------------
 
 

@@ -234,7 +234,8 @@ def test_what_a_consumer_stores_failed_just_now_whatever_its_clock_says(engine: 
 @pytest.mark.parametrize("number", ["9" * 20, "9" * 5000, "٣", "-1", ""])
 def test_no_count_in_a_header_keeps_a_letter_from_being_stored(engine: Engine, number: str) -> None:
     """Whoever wrote it: the message is dead-lettered all the same."""
-    marks = {"x-replay-group": "billing", "x-replay-count": number}
+    marks = {"x-replay-group": "billing", "x-replay-count": number, "x-replay-plan": "p",
+             "x-replay-dlq-id": "d", "x-replay-topic": "orders"}  # fmt: skip
     made = Message.new("orders", b"x", key="k").with_(headers=Headers(marks))
     StoreHome(engine).put(capture(made, ValueError("bad"), group="billing", handler="shop.bill"))
     assert [row.replay_count for row in rows(engine)] == [1]

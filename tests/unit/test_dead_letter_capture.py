@@ -76,7 +76,8 @@ def test_the_same_message_is_the_same_letter_and_other_content_is_not() -> None:
 def test_a_replayed_copy_that_fails_is_the_same_letter() -> None:
     """The marks of the replay become lineage, not content."""
     message = Message.new("orders", b"a", ids=lambda: "one")
-    marks = {"x-replay-group": "billing", "x-replay-plan": "p1", "x-replay-topic": "orders"}
+    marks = {"x-replay-group": "billing", "x-replay-plan": "p1", "x-replay-topic": "orders",
+             "x-replay-dlq-id": "d"}  # fmt: skip
     copy = message.with_(topic="orders.billing.replay", headers=Headers(marks))
     again = caught(ValueError(), copy)
     assert again.dlq_id == caught(ValueError(), message).dlq_id

@@ -11,7 +11,15 @@ import pytest
 
 from holdfast.errors import InvalidMessage
 from holdfast.headers import Headers
-from holdfast.message import REPLAY_HEADER, Message, carry, current_message, handling, utc
+from holdfast.message import (
+    REPLAY_HEADER,
+    REPLAY_MARKS,
+    Message,
+    carry,
+    current_message,
+    handling,
+    utc,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -159,7 +167,14 @@ def test_the_size_counts_payload_key_and_headers() -> None:
 def test_a_replayed_message_says_so() -> None:
     """Handlers suppress effects by it."""
     assert not cause().is_replay
-    assert cause(headers=Headers({REPLAY_HEADER: "billing"})).is_replay
+    marks = dict.fromkeys(REPLAY_MARKS, "x") | {
+        REPLAY_HEADER: "billing",
+        "x-replay-topic": "orders",
+    }
+    assert cause(headers=Headers(marks)).is_replay
+    assert cause(headers=Headers(marks), topic="orders.billing.replay").is_replay
+    assert not cause(headers=Headers(marks), topic="clicks").is_replay
+    assert not cause(headers=Headers({REPLAY_HEADER: "billing"})).is_replay
 
 
 def test_times_are_compared_in_utc() -> None:
