@@ -22,8 +22,11 @@ from holdfast.testing.history import Event, History
 from holdfast.testing.observed import (
     Violation,
     check_effects_once,
+    check_nothing_invented,
+    check_nothing_left,
     check_nothing_lost,
     check_order_per_key,
+    settled,
 )
 from holdfast.testing.proxy import FaultProxy
 from holdfast.testing.scripted import ScriptedBroker
@@ -43,6 +46,8 @@ __all__ = [
     "WaitTimeout",
     "always",
     "check_effects_once",
+    "check_nothing_invented",
+    "check_nothing_left",
     "check_nothing_lost",
     "check_order_per_key",
     "crash_after",
@@ -58,5 +63,6 @@ __all__ = [
     "rebalance",
     "refuse",
     "reorder",
+    "settled",
     "wait_until",
 ]

@@ -1,12 +1,15 @@
-"""Checks over what was really observed: ids that were sent, and ids that took effect."""
+"""Checks over what was really observed: what was sent, what took effect, and what still stands."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.testing.waiting import WaitTimeout, wait_until
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 T = TypeVar("T", bound="Hashable")
 
@@ -30,6 +33,14 @@ def check_nothing_lost(sent: Iterable[Hashable], seen: Iterable[Hashable]) -> No
     lost = [item for item in dict.fromkeys(sent) if item not in known]
     if lost:
         raise Violation("nothing is lost", lost)
+
+
+def check_nothing_invented(sent: Iterable[Hashable], seen: Iterable[Hashable]) -> None:
+    """Raise `Violation` if anything was *seen* that was never *sent*, as from a rollback."""
+    known = set(sent)
+    invented = [item for item in dict.fromkeys(seen) if item not in known]
+    if invented:
+        raise Violation("nothing comes of what was never committed", invented)
 
 
 def check_effects_once(effects: Iterable[Hashable]) -> None:
@@ -62,3 +73,39 @@ def check_order_per_key(
             wrong.append((key, got))
     if wrong:
         raise Violation("each key's messages come in order", wrong)
+
+
+def check_nothing_left(standing: Mapping[str, int]) -> None:
+    """Raise `Violation` if anything still stands: *standing* counts it by place.
+
+    Places are whatever can hold a message back: lag, an outbox, held keys, open dead letters.
+    """
+    left = [f"{place}: {count}" for place, count in standing.items() if count]
+    if left:
+        raise Violation("nothing is left standing", left)
+
+
+def settled(
+    standing: Callable[[], Mapping[str, int]],
+    *,
+    within: float,
+    every: float = 0.2,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Return once nothing stands any more; raise `Violation` if that takes longer than *within*.
+
+    This is liveness: call it when the last fault is over. A run in which nothing is wrong so
+    far, and nothing moves either, is not a good one. *standing* is asked again and again; an
+    exception of it counts as "not yet".
+    """
+
+    def is_empty() -> bool:
+        check_nothing_left(standing())
+        return True
+
+    try:
+        wait_until(is_empty, deadline=within, what="it settled", every=every, clock=clock)
+    except WaitTimeout as error:
+        said = error.last
+        seen = said.witnesses if isinstance(said, Violation) else [said]
+        raise Violation(f"nothing stands {within:g} s after the last fault", seen) from error

@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from holdfast.testing import (
     Violation,
+    VirtualClock,
     check_effects_once,
+    check_nothing_invented,
+    check_nothing_left,
     check_nothing_lost,
     check_order_per_key,
+    settled,
 )
 
 PAIRS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20)), unique=True)
@@ -34,6 +38,46 @@ def test_a_repeated_effect_is_named() -> None:
     check_effects_once([1, 2, 3])
     with pytest.raises(Violation, match="each effect happens once, but: 2"):
         check_effects_once([1, 2, 3, 2])
+
+
+def test_what_was_never_sent_is_named() -> None:
+    """An effect of a transaction that was rolled back."""
+    check_nothing_invented([1, 2], [2, 1, 1])
+    with pytest.raises(Violation, match=r"never committed, but: 3$"):
+        check_nothing_invented([1, 2], [1, 3, 2, 3])
+
+
+def test_whatever_is_left_is_named_with_its_place() -> None:
+    """Empty places are fine."""
+    check_nothing_left({"lag": 0, "held": 0})
+    with pytest.raises(Violation, match="left standing, but: 'held: 2'"):
+        check_nothing_left({"lag": 0, "held": 2})
+
+
+def test_what_moves_settles() -> None:
+    """Each look finds less; one that fails is no answer."""
+    lag = iter([3, 2, 1, 0])
+
+    def standing() -> dict[str, int]:
+        if (now := next(lag)) == 2:
+            raise ConnectionError
+        return {"lag": now}
+
+    settled(standing, within=10, clock=VirtualClock(auto=True))
+    assert next(lag, None) is None
+
+
+def test_what_stands_still_is_no_good_run() -> None:
+    """Nothing is lost, nothing is wrong, and nothing moves: that is a violation."""
+    clock = VirtualClock(auto=True)
+    with pytest.raises(Violation, match=r"nothing stands 10 s after the last fault, but: 'lag: 4'"):
+        settled(lambda: {"lag": 4, "held": 0}, within=10, clock=clock)
+    with pytest.raises(Violation, match=r"but: ConnectionError\('gone'\)"):
+        settled(_gone, within=10, clock=clock)
+
+
+def _gone() -> dict[str, int]:
+    raise ConnectionError("gone")
 
 
 def test_an_overtaking_message_is_named_with_its_key() -> None:
