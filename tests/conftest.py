@@ -26,6 +26,7 @@ settings.load_profile("holdfast")
 
 # A parallel run hands these out first, so that no worker ends long after the others.
 SLOWEST = (
+    "test_chain",
     "test_kafka_broker",
     "test_kafka_adapter",
     "test_outbox_checker",
