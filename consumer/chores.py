@@ -82,6 +82,7 @@ class Chores:
                     log.warning("process %s died while it handled message %s of %s%s", orphan.owner,
                                 orphan.message_id.replace(SOURCE_END, " "), orphan.consumer,
                                 ", alone" if orphan.alone else "")  # fmt: skip
+                self._books.ledger.acquit()
         if now >= self._next_prune:
             with translated():
                 self._prune()

@@ -6,10 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.keys import fitted, storable
+from holdfast.idempotency.keys import consumer_key, fitted, message_key, storable
+from holdfast.idempotency.schema import attempt, inbox
 from holdfast.idempotency.standing import CLEAN, Orphan, Standing, judged, merged
 from holdfast.scrubbing import told
 from holdfast.sql import statements
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 _DEAD_AT_ONCE = 100  # dead owners per sweep
 _PRUNED_AT_ONCE = 500
+_ACQUITTED_AT_ONCE = 500
 _COUNTS = {"failed": 0, "released": 0, "crashed": 0, "suspected": 0, "error": None}
 
 
@@ -178,6 +181,15 @@ class Ledger:
         """
         return self._run(connection, self._sweep)
 
+    def acquit(self, *, connection: Connection | Session | None = None) -> int:
+        """Forget suspects that the inbox knows as handled; return how many.
+
+        Their process died after the commit, before it could remove the marks; or they were
+        handled elsewhere while their marks were being turned into blame. They are settled and
+        do not come again, so nobody else would forget them. Call it after `orphans`.
+        """
+        return self._run(connection, self._acquit)
+
     def forget(
         self,
         consumer: str,
@@ -230,6 +242,24 @@ class Ledger:
             return self.standing(consumer, [message_id], connection=db)[message_id]
 
         return self._run(connection, work)
+
+    def _acquit(self, db: Any) -> int:
+        suspects = (
+            select(attempt.c.consumer, attempt.c.message_id)
+            .where((attempt.c.suspected > 0) | (attempt.c.crashed > 0))
+            .order_by(attempt.c.changed_at.desc())
+            .limit(_ACQUITTED_AT_ONCE)
+        )
+        acquitted = 0
+        for consumer, ids in _by_consumer(db.execute(suspects).all()):
+            names = {message_key(id_): id_ for id_ in ids}
+            handled = select(inbox.c.message).where(
+                inbox.c.consumer == consumer_key(consumer), inbox.c.message.in_(names)
+            )
+            done = [names[bytes(key)] for key in db.execute(handled).scalars()]
+            self.forget(consumer, done, connection=db)
+            acquitted += len(done)
+        return acquitted
 
     def _sweep(self, db: Any) -> list[Orphan]:
         found: list[Orphan] = []

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, event, func, select, text, update
 
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency import Ledger, Orphan
+from holdfast.idempotency import Inbox, Ledger, Orphan
 from holdfast.idempotency.schema import attempt, owner, start
 from tests.integration.idempotency.conftest import together
 
@@ -103,6 +103,32 @@ def test_a_living_owner_is_never_blamed(ledger: Ledger) -> None:
     ledger.starting(BILLING, ["m"], ME)
     assert ledger.orphans() == []
     assert ledger.standing(BILLING, ["m"], owner=ME) == {}
+
+
+def test_a_suspect_that_was_handled_is_acquitted(database: Engine, ledger: Ledger) -> None:
+    """It is settled and does not come again: nobody else would clear it of the suspicion."""
+    done, unlike_a_uuid = "01a1ebf4-ee41-7000-bdab-41513dcd583f", "order 17, café"
+    ledger.starting(BILLING, [done, unlike_a_uuid, "unfinished"], ME)
+    ledger.starting("mail/shop.mail", [done], ME)
+    kill(database, ME)
+    assert len(ledger.orphans()) == 4
+    assert ledger.acquit() == 0
+    with database.begin() as db:
+        assert Inbox().claim(db, BILLING, done)
+        assert Inbox().claim(db, BILLING, unlike_a_uuid)
+    assert ledger.acquit() == 2
+    assert ledger.standing(BILLING, [done, unlike_a_uuid]) == {}
+    assert ledger.standing(BILLING, ["unfinished"])["unfinished"].suspected == 1
+    assert ledger.standing("mail/shop.mail", [done])[done].suspected == 1
+
+
+def test_a_message_that_only_fails_is_no_suspect(database: Engine, ledger: Ledger) -> None:
+    """What is remembered of its failures is its handler's to forget."""
+    ledger.failed(BILLING, "m", "error")
+    with database.begin() as db:
+        assert Inbox().claim(db, BILLING, "m")
+    assert ledger.acquit() == 0
+    assert ledger.standing(BILLING, ["m"])["m"].failed == 1
 
 
 def test_messages_that_died_in_company_are_only_suspects(database: Engine, ledger: Ledger) -> None:
