@@ -6,7 +6,7 @@ waits behind it is healthy and runs then; one of those goes only when it is name
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select, update
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.consumer.held import HeldKey, HeldRow
     from holdfast.outbox.audit import Warrant
+
+
+_MOST = 100_000  # more than any key is allowed to have parked
 
 
 class Skipped(PoisonMessage):
@@ -71,29 +74,21 @@ class Skipping:
 
     def skip(self, db: Connection, numbers: Sequence[int], warrant: Warrant) -> list[Going]:
         """Discard what `going` says; return it, each with the dead letter that it is now."""
-        goes = self.going(db, numbers)
-        rows = {row.seq: row for row in self._rows(db, [one.number for one in goes if one.number])}
         done = []
-        for one in goes:
-            dlq_id = one.dlq_id
+        for one in self.going(db, numbers):
             if one.number is not None:
-                dlq_id = self._buried(db, rows[one.number], warrant)
-            assert dlq_id is not None  # noqa: S101 - one of both it has
-            _discard(db, dlq_id, warrant, self._clock)
-            done.append(
-                Going(message_id=one.message_id, why=one.why, dlq_id=dlq_id, number=one.number)
-            )
+                [row] = self._rows(db, [one.number])
+                one = replace(one, dlq_id=self._buried(db, row, warrant))  # noqa: PLW2901
+            _discard(db, str(one.dlq_id), warrant, self._clock)
+            done.append(one)
         if not numbers:
             self._held.release(db, self._key)
         return done
 
-    def _rows(self, db: Connection, numbers: Sequence[int | None]) -> list[HeldRow]:
-        """Return the parked messages of *numbers*; all of them must be there."""
-        wanted = {number for number in numbers if number is not None}
-        found = [
-            row for row in self._held.rows(db, self._key, _MOST) if row.seq in wanted
-        ] if wanted else []  # fmt: skip
-        missing = wanted - {row.seq for row in found}
+    def _rows(self, db: Connection, numbers: Sequence[int]) -> list[HeldRow]:
+        """Return the parked messages of *numbers*, in order; all of them must be there."""
+        found = [row for row in self._held.rows(db, self._key, _MOST) if row.seq in numbers]
+        missing = set(numbers) - {row.seq for row in found}
         if missing:
             shown = ", ".join(map(str, sorted(missing)))
             raise NotFound(f"no message {shown} is parked behind the key: see  holdfast keys show")
@@ -118,9 +113,6 @@ class Skipping:
             .values(parked=held_key.c.parked - gone)
         )
         return letter.dlq_id
-
-
-_MOST = 100_000
 
 
 def _dead(db: Connection, dlq_id: str) -> Going:
