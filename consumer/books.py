@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from holdfast.columns import ascii_only
+from holdfast.columns import ascii_only, cut
 from holdfast.consumer.held import Held, HeldKey, hash_of
 from holdfast.consumer.scopes import carry_attempts, known_scopes, scope_of, tell_changes
 from holdfast.consumer.transaction import DatabaseDown
 from holdfast.dlq import closed
 from holdfast.dlq.overtaking import open_letters, overtake
-from holdfast.dlq.recognition import open_letter_of
+from holdfast.dlq.recognition import open_letter_of, with_letters
 from holdfast.dlq.replay.admission import (
     Standing,
     require_live,
@@ -25,7 +25,7 @@ from holdfast.dlq.replay.admission import (
     withdrawn,
 )
 from holdfast.dlq.replay.marks import Marks, replay_topic
-from holdfast.dlq.replay.outcomes import confirmed
+from holdfast.dlq.replay.outcomes import confirmed, handled_after_all
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import Inbox, Ledger
 from holdfast.idempotency.layer import Idempotent
@@ -203,12 +203,24 @@ class Books:
         if work.message.is_replay:
             require_live(db, work.message)
             work.unsaid = not confirmed(db, work.message, clock=self._clock)
-        elif work.message.key is not None and not duplicate:
+            return
+        if work.burials != self.burials:
+            self.look_ahead(db, [work], self.burials)
+        if work.has_letter:
+            self._close_own(db, work)
+        if work.message.key is not None and not duplicate:
             self._overtake(db, work)
 
     def look_ahead(self, db: Connection, works: Sequence[Work], burials: int) -> None:
-        """Write onto *works* which open dead letters of their keys they would go ahead of."""
+        """Write onto *works* which open dead letters of their keys they would go ahead of.
+
+        And whether there is a letter of their own id, which ends when they are handled.
+        """
         by_topic: dict[str, dict[bytes, list[Work]]] = {}
+        ordinary = [work for work in works if not work.message.is_replay]
+        known = with_letters(db, [work.message.id for work in ordinary])
+        for work in ordinary:
+            work.has_letter = cut(work.message.id) in known
         for work in works:
             work.burials = burials
             if work.message.key is not None and not work.message.is_replay:
@@ -257,10 +269,16 @@ class Books:
         """Note in its plan that the replayed *work* came too late, and was not handled."""
         self.run(lambda db: withdrawn(db, work.message, clock=self._clock))
 
+    def _close_own(self, db: Connection, work: Work) -> None:
+        """Close the dead letter that *work* is: it came again, and was handled after all."""
+        route = work.route
+        hidden = route.letters.origin.hidden
+        own = open_letter_of(db, route.group, route.name, work.message, hidden)
+        if own is not None:
+            handled_after_all(db, own, clock=self._clock)
+
     def _overtake(self, db: Connection, work: Work) -> None:
         """Note which dead letters of its key *work* went ahead of, also the latest ones."""
-        if work.burials != self.burials:
-            self.look_ahead(db, [work], self.burials)
         if work.passes:
             origin = work.delivery if work.row is None else work.row.origin
             overtake(db, work.passes, work.message, origin, clock=self._clock)

@@ -64,6 +64,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """The dead letter that it became."""
     passes: Sequence[OpenLetter] = ()
     """The open dead letters of its key: a replay must know if it goes ahead of them."""
+    has_letter: bool = False
+    """Whether a dead letter has its id: it may be that of this very message, which came again."""
     burials: int = -1
     """How many dead letters this process had stored when `passes` was looked up."""
     came_by: str = ""

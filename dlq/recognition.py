@@ -16,9 +16,23 @@ from holdfast.dlq.rows import PENDING
 from holdfast.dlq.schema import message as letters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sqlalchemy.engine import Connection
 
     from holdfast.message import Message
+
+_CHUNK = 500
+
+
+def with_letters(db: Connection, message_ids: Iterable[str]) -> set[str]:
+    """Return which of *message_ids*, as columns take them, some dead letter has."""
+    wanted = sorted({cut(one) for one in message_ids})
+    found: set[str] = set()
+    for start in range(0, len(wanted), _CHUNK):
+        some = letters.c.message_id.in_(wanted[start : start + _CHUNK])
+        found.update(db.execute(select(letters.c.message_id).where(some)).scalars())
+    return found
 
 
 def open_letter_of(

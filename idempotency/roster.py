@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import insert, inspect, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.errors import ConfigurationError
@@ -16,7 +16,7 @@ from holdfast.idempotency.schema import roster, scope
 from holdfast.sql import statements
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
 
 _LONGEST_NAME = 1024
@@ -113,6 +113,18 @@ class Roster:
             if row.window_seconds is None or age <= row.window_seconds:
                 found.append(Former(row.id, is_written=age < UPGRADE_SECONDS))
         return tuple(found)
+
+
+def windows(engine: Engine) -> dict[str, float | None]:
+    """Return how long each consumer of this database remembers what it handled, by its name.
+
+    None: for ever. Empty where the database has no inbox.
+    """
+    with engine.connect() as db:
+        if not inspect(db).has_table(roster.name):
+            return {}
+        rows = db.execute(select(roster.c.name, roster.c.window_seconds))
+        return {name: seconds for name, seconds in rows}  # noqa: C416 - Rows
 
 
 def entered_name(consumer: str) -> str:

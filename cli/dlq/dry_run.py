@@ -39,7 +39,8 @@ def report(engine: Engine, found: DryRun, *, as_json: bool) -> None:
     rows += [("set aside", state, count) for state, count in found.aside.items()]
     rows += [("claimed by plan", plan[-8:], n) for plan, n in found.claimed_elsewhere.items()]
     print_table(("", "", "messages"), rows)
-    say(f"oldest event {age(found.oldest_seconds)}; dedup window {age(found.dedup_window)}: "
+    window = "for ever or unknown" if found.dedup_window is None else age(found.dedup_window)
+    say(f"oldest event {age(found.oldest_seconds)}; dedup window {window}: "
         + (f"{found.beyond_window:,} are older, the consumer could not tell a duplicate of them"
            if found.beyond_window else "all inside"))  # fmt: skip
     if found.valid is not None:

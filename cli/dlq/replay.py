@@ -35,6 +35,7 @@ from holdfast.cli.options import Actor, Config, Json, Yes
 from holdfast.dlq.replay.dry_run import dry_run
 from holdfast.dlq.replay.freezing import freeze
 from holdfast.dlq.replay.handlers import Named
+from holdfast.dlq.replay.memory import Memory
 from holdfast.dlq.replay.plan import Terms
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.selection import Selection
@@ -42,6 +43,7 @@ from holdfast.dlq.replay.state import NotNow
 from holdfast.dlq.replay.steps import Policy
 from holdfast.dlq.replay.surveying import Manifest, NothingToReplay, surveyed
 from holdfast.errors import ConfigurationError
+from holdfast.idempotency.roster import windows
 
 _APPROVE_ABOVE = "HOLDFAST_APPROVE_ABOVE"
 
@@ -121,8 +123,19 @@ def replay(
         str | None, typer.Option(help="module:function to check payloads against, in --dry-run.")
     ] = None,
     dedup_window: Annotated[
-        str, typer.Option(help="How long the consumer remembers what it handled.")
-    ] = "14d",
+        str | None,
+        typer.Option(
+            help="How long consumers remember what they handled, e.g. 14d, where this database "
+            "does not know: their inbox is elsewhere."
+        ),
+    ] = None,
+    beyond_window: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-window",
+            help="Send also what is older than its consumer remembers: an effect may happen twice.",
+        ),
+    ] = False,
     approve_above: Annotated[
         int,
         typer.Option(
@@ -146,10 +159,14 @@ def replay(
         patience=seconds(patience, "--patience"),
         commutative=commutative,
     )
-    terms = Terms(
-        policy=policy, rate=Rate.parse(rate), to_topic=to_topic, approve_above=approve_above
-    )
+    otherwise = None if dedup_window is None else seconds(dedup_window, "--dedup-window")
     with dead_letters(database) as engine:
+        terms = Terms(
+            policy=policy, rate=Rate.parse(rate), to_topic=to_topic, approve_above=approve_above,
+            # An automatic retry comes soon after the failure, at which dedup knew nothing of it.
+            memory=None if due else Memory(windows=windows(engine), otherwise=otherwise),
+            beyond_window=beyond_window,
+        )  # fmt: skip
         selection = Selection(
             groups=tuple(one_group(engine, name).group_id for name in names or ()),
             dlq_ids=tuple(one_letter(engine, name) for name in letter or ()),
@@ -166,12 +183,9 @@ def replay(
         )
         if is_dry:
             named = None if handler is None else Named.load(handler)
-            window = seconds(dedup_window, "--dedup-window")
             manifest = surveyed(engine, selection, terms)
             vault = opened_vault(engine, master_key_file)
-            found = dry_run(
-                engine, manifest, terms, dedup_window=window, handler=named, vault=vault
-            )
+            found = dry_run(engine, manifest, terms, handler=named, vault=vault)
             report(engine, found, as_json=as_json)
             return
         if reason is None:

@@ -45,9 +45,12 @@ class DryRun:
     targets: dict[str, int]
     canary: int
     oldest_seconds: float | None
-    dedup_window: float
+    dedup_window: float | None
+    """For how many seconds the consumers remember what they handled, the shortest; None: for
+    ever, or it is not known here."""
     beyond_window: int
-    """Messages older than the consumer remembers: it could not tell a duplicate of these."""
+    """Messages older than that: a duplicate of these cannot be told. They are held unless the
+    terms say otherwise."""
     aside: dict[str, int]
     conflicts: int
     """Messages held for the order of their keys: one before them is open, or one after them
@@ -72,13 +75,13 @@ def dry_run(
     manifest: Manifest,
     terms: Terms,
     *,
-    dedup_window: float = 14 * 86400.0,
     handler: Named | None = None,
     vault: Vault | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DryRun:
     """Return what sending *manifest* would mean; nothing is written or sent."""
     letters, is_free = manifest.letters, terms.rate.per_second is None
+    everything = manifest.everything
     ages = _ages(letters, clock.now().timestamp())
     checked = None if handler is None else _check(engine, letters, handler, vault)
     return DryRun(
@@ -95,8 +98,8 @@ def dry_run(
         ),
         canary=min(terms.policy.canary, len(letters)),
         oldest_seconds=max(ages, default=None),
-        dedup_window=dedup_window,
-        beyond_window=sum(age > dedup_window for age in ages),
+        dedup_window=None if terms.memory is None else terms.memory.shortest(everything),
+        beyond_window=0 if terms.memory is None else len(terms.memory.forgotten(everything)),
         aside=dict(Counter(state.value for _, state, _ in manifest.aside)),
         conflicts=sum(state is ItemState.HELD for _, state, _ in manifest.aside),
         aside_examples=tuple((letter.dlq_id, why) for letter, _, why in manifest.aside[:_ASIDES]),

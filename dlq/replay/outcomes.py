@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.closing import close
+from holdfast.dlq.closing import SYSTEM, close
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.admission import Standing, standings
 from holdfast.dlq.replay.marks import Marks
@@ -102,6 +102,18 @@ def confirm(
     close(connection, ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
     METRICS.replayed.labels("confirmed").inc(len(ids))
     return ids
+
+
+def handled_after_all(connection: Connection, dlq_id: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Close the letter *dlq_id*, whose own message came again by itself and was handled.
+
+    In the transaction of its effects: a replay would repeat them once dedup has forgotten.
+    """
+    reason = "its message came again, and was handled"
+    close(connection, [dlq_id], CONFIRMED, actor=SYSTEM, reason=reason, clock=clock)
+    done = {"state": ItemState.CONFIRMED, "live": None, "note": reason,
+            "settled_at": clock.now().timestamp()}  # fmt: skip
+    connection.execute(update(item).where(item.c.live == dlq_id).values(**done))
 
 
 def _unknown(connection: Connection, plan_id: str, dlq_ids: list[str]) -> set[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.dlq.replay.memory import Memory  # noqa: TC001 - a field
 from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.state import ItemState, PlanState
 from holdfast.dlq.replay.steps import Policy
@@ -29,6 +30,10 @@ class Terms:
     """Larger plans wait for the approval of somebody else."""
     transform: str | None = None
     """`module:function@version` that made the revisions to send."""
+    memory: Memory | None = None
+    """How long consumers remember what they handled; None: nobody asked."""
+    beyond_window: bool = False
+    """Whether also what is older than that is sent; else it is held."""
 
     def __post_init__(self) -> None:
         if self.to_topic is not None and not self.to_topic.strip():

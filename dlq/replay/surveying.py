@@ -78,12 +78,15 @@ def survey(
         if letter.replays >= cap
     }
     fresh = _came_since(ordered, agreed)
-    held: dict[str, str] = {}
+    old: dict[str, str] = {}
+    if terms.memory is not None and not terms.beyond_window:
+        old = terms.memory.forgotten(ordered)
+    held = old
     if not terms.policy.commutative:
-        late = behind(ordered, fresh | skipped | parked) | elsewhere(db, selection, ordered)
+        late = behind(ordered, fresh | skipped | parked | old) | elsewhere(db, selection, ordered)
         for dlq_id in commutative_among(db, late):
             del late[dlq_id]
-        held = late | superseded(db, ordered)
+        held = late | superseded(db, ordered) | old
     reasons = ((held, ItemState.HELD), (parked, ItemState.PARKED), (skipped, ItemState.SKIPPED))
     letters, aside = [], []
     for letter in ordered:
