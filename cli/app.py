@@ -33,9 +33,8 @@ COMMANDS = (
     Late("lag", "holdfast.cli.brokers:lag",
          "Show how many messages a group has not yet settled, by lane.",
          "holdfast lag orders --broker sqlite:///b.db --group billing"),
-    Late("brokers", "holdfast.cli.brokers:brokers",
-         "List the URL schemes that an installed adapter answers for.",
-         "holdfast brokers --json"),
+    Late("brokers", "holdfast.cli.brokers:app",
+         "List the URL schemes that an installed adapter answers for; prune topics."),
     Late("version", "holdfast.cli.version:version", "Print the version."),
 )  # fmt: skip
 

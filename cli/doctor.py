@@ -19,6 +19,8 @@ from holdfast.urls import mask
 
 EXAMPLE = "Example: holdfast doctor --database postgresql+psycopg://shop@db/shop || page-someone"
 
+_SETTLED = 7 * 86400.0
+_MANY = 10_000  # messages that every group settled so long ago
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 
 
@@ -59,7 +61,7 @@ def doctor(
     finally:
         engine.dispose()
     if broker is not None:
-        findings.append(_asked(broker))
+        findings += _asked(broker)
     worst = max(finding.severity for finding in findings)
     if as_json:
         print_json(
@@ -70,17 +72,37 @@ def doctor(
     raise SystemExit(int(worst))
 
 
-def _asked(broker: str) -> Finding:
+def _asked(broker: str) -> list[Finding]:
+    """See whether the broker answers, and whether its topics grow without bound."""
     try:
         with closing(connect(broker)) as connected, closing(connected.sink()):
-            return Finding(check="broker", severity=Severity.OK, text=f"{mask(broker)} answers")
+            settled = (
+                connected.prune(older_than=_SETTLED, most=_MANY, dry_run=True)
+                if connected.caps.prune
+                else {}
+            )
     except HoldfastError as error:
-        return Finding(
-            check="broker",
-            severity=Severity.CRITICAL,
-            text=f"{mask(broker)}: {sentence(error)}",
-            fix="start it, or correct --broker",
-        )
+        return [
+            Finding(
+                check="broker",
+                severity=Severity.CRITICAL,
+                text=f"{mask(broker)}: {sentence(error)}",
+                fix="start it, or correct --broker",
+            )
+        ]
+    answers = Finding(check="broker", severity=Severity.OK, text=f"{mask(broker)} answers")
+    return [answers, *(_grown(topic, n) for topic, n in sorted(settled.items()) if n >= _MANY)]
+
+
+def _grown(topic: str, count: int) -> Finding:
+    return Finding(
+        check="topic",
+        severity=Severity.WARNING,
+        text=f"{topic} keeps {count:,} or more messages that every group settled over 7 days ago; "
+        "nothing deletes them by itself",
+        fix="run  holdfast brokers prune --older-than 7d  regularly, once a day say",
+        facts={"topic": topic, "settled": count},
+    )
 
 
 def _show(findings: Iterable[Finding]) -> None:

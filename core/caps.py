@@ -76,6 +76,9 @@ class Caps:
     """Bytes of headers that the adapter takes; None: bounded by `max_message` alone."""
     replay: bool = False
     """`seek` moves a group to an offset or a time."""
+    prune: bool = False
+    """`prune` deletes what every group has settled; the others end messages by settings of
+    their own, or with their settling."""
     late_groups: bool = False
     """A new group also gets what was published before it came, as far as that is still kept.
 

@@ -240,6 +240,22 @@ class Broker(Protocol):
         """
         ...
 
+    def prune(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> Mapping[str, int]:
+        """Delete what every group settled and is *older_than* seconds old; return counts by topic.
+
+        At most about *most* at a time, of *topics* or of all. What any known group has not
+        settled is never deleted, nor anything of a topic that no group has read. *dry_run*
+        only counts. `Unsupported` without `Caps.prune`.
+        """
+        ...
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return how many messages *group* has not yet settled, by lane."""
         ...

@@ -90,6 +90,10 @@ class ScriptedBroker:
         """Return whether *group* gets what is published to *topic* from now on."""
         return self.wrapped.has_group(topic, group)
 
+    def prune(self, topics: Sequence[str] | None = None, **options: Any) -> Mapping[str, int]:
+        """Delete what every group has settled."""
+        return self.wrapped.prune(topics, **options)
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return how many messages *group* has not yet settled, by lane."""
         return self.wrapped.lag(group, topics)

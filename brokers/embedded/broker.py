@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.embedded.marks import Marks
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from holdfast.brokers.embedded.store import Store
     from holdfast.clock import Clock
     from holdfast.ports import Listener, Sink, Source
+
+
+_PRUNABLE = (
+    "SELECT l.topic, m.id FROM hf_lane l"
+    " JOIN (SELECT lane, min(committed) AS settled FROM hf_cursor GROUP BY lane) c ON c.lane = l.id"
+    " JOIN hf_message m ON m.id >= (l.id << 40) AND m.id < (l.id << 40) + c.settled"
+    " WHERE (? IS NULL OR l.topic IN (SELECT value FROM json_each(?))) AND m.stored < ? LIMIT ?"
+)
 
 
 class EmbeddedBroker:
@@ -46,6 +56,7 @@ class EmbeddedBroker:
             transactions=True,
             max_message=settings.max_message,
             replay=True,
+            prune=True,
             late_groups=True,
         )
 
@@ -99,21 +110,29 @@ class EmbeddedBroker:
             for partition, lane_id in self._topics.find(topic).items()
         }
 
-    def prune(self, *, older_than: float, most: int = 10_000) -> int:
-        """Delete at most *most* messages that every group settled *older_than* seconds ago.
+    def prune(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> dict[str, int]:
+        """Delete at most *most* messages that every group settled, *older_than* seconds old.
 
         A message that any group has not settled is never deleted, nor one in a topic that
         no group has read yet.
         """
         before = self._clock.now().timestamp() - older_than
-        with self._db.write() as db:
-            return db.execute(
-                "DELETE FROM hf_message WHERE id IN (SELECT m.id FROM hf_message m"
-                " JOIN (SELECT lane, min(committed) AS settled FROM hf_cursor GROUP BY lane) c"
-                " ON m.id >= (c.lane << 40) AND m.id < (c.lane << 40) + c.settled"
-                " WHERE m.stored < ? LIMIT ?)",
-                (before, most),
-            ).rowcount
+        wanted = None if topics is None else json.dumps(sorted(topics))
+        if dry_run:
+            rows = self._db.read(_PRUNABLE, wanted, wanted, before, most)
+        else:
+            with self._db.write() as db:
+                rows = db.execute(_PRUNABLE, (wanted, wanted, before, most)).fetchall()
+                ids = [(message_id,) for _, message_id in rows]
+                db.executemany("DELETE FROM hf_message WHERE id = ?", ids)
+        return dict(Counter(topic for topic, _ in rows))
 
     def abandon(self, source: Source) -> None:
         """Treat *source* as if its process had died now; for tests of what follows."""

@@ -1,4 +1,4 @@
-"""`kafka://host:port[,host:port]` and `kafka+confluent://…`: Kafka, Redpanda, Event Hubs.
+"""`kafka://host:port[,host:port]` and `kafka+confluent://…`: Kafka, or what speaks its protocol.
 
 On the wire a message is a record: its key and payload are the record's own, null and empty
 told apart, and its attributes are CloudEvents headers (`ce_id`, `ce_type`, …) ahead of the
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named
+from holdfast.brokers.groups import named, no_prune
 from holdfast.brokers.kafka.cluster import Cluster
 from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.brokers.kafka.sink import KafkaSink
@@ -131,6 +131,18 @@ class KafkaBroker:
         """Return whether *topic* exists: a new group starts at its beginning."""
         named(topic, group)
         return self._cluster.exists(topic)
+
+    def prune(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> Mapping[str, int]:
+        """Refuse: messages end in another way here."""
+        del topics, older_than, most, dry_run
+        raise no_prune("Kafka", "it deletes by retention.ms and retention.bytes of the topic")
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the distance from what *group* committed to the end, of every lane.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named
+from holdfast.brokers.groups import named, no_prune
 from holdfast.brokers.nats.connection import Address, Connection
 from holdfast.brokers.nats.courier import Courier
 from holdfast.brokers.nats.group import Me
@@ -70,7 +70,7 @@ class NatsBroker:
             jetstream = self._jetstream(connection)
             jetstream.check()
             topics = Topics(jetstream, self._settings)
-            return NatsSink(connection, topics, self.caps, self._settings.timeout)
+            return NatsSink(connection, topics, self.caps, self._settings)
         except BaseException:
             connection.close()
             raise
@@ -147,6 +147,18 @@ class NatsBroker:
         """Return whether *topic* exists: every group starts at its beginning."""
         named(topic, group)
         return Topics(self._jetstream(self._shared()), self._settings).find(topic) is not None
+
+    def prune(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> Mapping[str, int]:
+        """Refuse: messages end in another way here."""
+        del topics, older_than, most, dry_run
+        raise no_prune("NATS", "its streams delete by max_age, max_msgs and max_bytes: stream={…}")
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""

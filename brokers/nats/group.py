@@ -88,10 +88,13 @@ class Me:
     session: float
 
 
-def look(group: Group, me: Me, now: float, mine: frozenset[Lane]) -> Verdict:
-    """Stay alive, bury the dead, and take what is free and should be ours."""
+def look(
+    group: Group, me: Me, now: float, mine: frozenset[Lane], *, spare: bool = False
+) -> Verdict:
+    """Stay alive, bury the dead unless told to *spare* them, and take what should be ours."""
     stay(group, me, now)
-    _bury(group, now)
+    if not spare:
+        _bury(group, now)
     for topic, count in me.topics.items():
         owners = group.lanes.setdefault(topic, [])
         owners.extend(Ownership() for _ in range(count - len(owners)))

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 BUCKET = "holdfast"
 STREAM = f"KV_{BUCKET}"
+_JUMP = 0.1  # a step of the clock by this part of a session counts as a jump
 _MOST_TRIES = 50  # against rivals; each failure means that one of them succeeded
 
 _encode = msgspec.json.Encoder().encode
@@ -113,7 +114,7 @@ class Membership:
         self._me = me
         self._clock = clock
         self._offset: float | None = None
-        self._asked = float("-inf")
+        self._learned = self._spare_until = self._asked = float("-inf")
 
     @property
     def name(self) -> str:
@@ -136,8 +137,21 @@ class Membership:
         return self._clock.monotonic() < self.alive_until
 
     def reconnected(self) -> None:
-        """Learn the time of the server we are connected to now."""
-        self._offset = self._store.server_time() - self._clock.monotonic()
+        """Learn the time of the server we are connected to now.
+
+        Also while the connection lasts: a clock may be set, and this machine may have slept.
+        What fits to the answer is kept, for an answer may be late. After a jump all times in
+        the group are off until their members have renewed them, so nobody is buried for a
+        session: a clock step is no crash.
+        """
+        before = self._clock.monotonic()
+        time = self._store.server_time()
+        self._learned = after = self._clock.monotonic()
+        known = self._offset
+        least, most = time - after, time - before
+        self._offset = least if known is None else min(max(known, least), most)
+        if known is not None and abs(self._offset - known) > _JUMP * self._me.session:
+            self._spare_until = after + self._me.session
 
     def entry(self, lane: Lane) -> Ownership:
         """Return what the group says of *lane* now."""
@@ -145,7 +159,12 @@ class Membership:
 
     def look(self, mine: frozenset[Lane]) -> Verdict:
         """Stay alive, bury the dead, and take what is free and should be ours."""
-        verdict = self._change(lambda group, now: groups.look(group, self._me, now, mine))
+
+        def look(group: Group, now: float) -> Verdict:
+            spare = self._clock.monotonic() < self._spare_until
+            return groups.look(group, self._me, now, mine, spare=spare)
+
+        verdict = self._change(look)
         self.alive_until = self._asked + self._me.session
         return verdict
 
@@ -181,7 +200,8 @@ class Membership:
     def _change(self, change: Callable[[Group, float], T]) -> T:
         """Apply *change* to the group as it is; another member's change meanwhile is kept."""
         for _ in range(_MOST_TRIES):
-            if self._offset is None:
+            age = self._clock.monotonic() - self._learned
+            if self._offset is None or age >= self._me.session / 3:
                 self.reconnected()
             # Taken before anything is sent: the others count from a later moment.
             self._asked = self._clock.monotonic()

@@ -10,7 +10,7 @@ from holdfast.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NUMBERS = ("partitions", "session", "lease", "dedup", "timeout", "max_message")
+_NUMBERS = ("partitions", "session", "lease", "dedup", "timeout", "max_message", "key_window")
 _OURS = (
     "servers", "allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait",
     "reconnect_to_server_handler",
@@ -33,6 +33,12 @@ class NatsSettings:
     """Seconds that the server may take to answer."""
     max_message: int = 1_048_576
     """Bytes of payload and headers; the server's own max_payload bounds it, too."""
+    key_window: int = 1
+    """Messages of one key that may be on their way to the server at once.
+
+    With more, few keys of many messages are published faster, and a key may lose its order
+    when the server refuses one of its messages and takes the next.
+    """
     auto_create: bool = True
     """Whether a topic may be created by its first use."""
     domain: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from holdfast.brokers.nats.connection import patiently
 from holdfast.brokers.nats.faults import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, Refusal
 from holdfast.brokers.nats.names import subject
 from holdfast.brokers.nats.wire import headers_of, size_of
+from holdfast.brokers.turns import Key, Turns, turn_of
 from holdfast.errors import BrokerDown, HoldfastError, MessageTooLarge, Unsupported
 from holdfast.ports import Lane, Published
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from holdfast.brokers.nats.connection import Connection
+    from holdfast.brokers.nats.settings import NatsSettings
     from holdfast.brokers.nats.topics import Topics
     from holdfast.caps import Caps
     from holdfast.message import Message
@@ -48,24 +51,29 @@ class _Parcel(msgspec.Struct, gc=False):
     subject: str
     headers: dict[str, str]
     payload: bytes
-    keyed: bool
+    turn: Key | None
 
 
 class NatsSink:
     """Sends batches in order over one connection and waits for every confirmation.
 
-    The server stores what one connection sends in the order sent. When it refuses a message,
-    later ones of that lane which are not yet on their way are not sent. The first message of a
-    lane by a new connection goes alone, for that is when a server may not be ready yet.
+    The server stores what one connection sends in the order sent, but it may refuse a message
+    and take the next, or lose it with a leader. So those of one key take turns: the next is sent
+    when the one before it is stored. When the server refuses a message, later ones of that lane
+    which are not yet on their way are not sent. The first message of a lane by a new connection
+    goes alone, for that is when a server may not be ready yet.
     """
 
-    def __init__(self, connection: Connection, topics: Topics, caps: Caps, timeout: float) -> None:
+    def __init__(
+        self, connection: Connection, topics: Topics, caps: Caps, settings: NatsSettings
+    ) -> None:
         limit = min(caps.max_message or 0, connection.max_payload)
         self.caps = replace(caps, max_message=limit)
         self._limit = limit
         self._connection = connection
         self._topics = topics
-        self._timeout = timeout
+        self._timeout = settings.timeout
+        self._key_window = settings.key_window
         self._spread = Spread()
         self._lanes: dict[str, tuple[tuple[Lane, str], ...]] = {}
         self._inbox = ""
@@ -108,7 +116,7 @@ class NatsSink:
             raise MessageTooLarge(size + len(payload), self._limit)
         lanes = self._lanes.get(message.topic) or self._learn(message.topic)
         lane, to = lanes[self._spread.lane(message.key, len(lanes))]
-        return _Parcel(index, lane, to, headers, payload, message.key is not None)
+        return _Parcel(index, lane, to, headers, payload, turn_of(message.topic, message.key))
 
     def _learn(self, topic: str) -> tuple[tuple[Lane, str], ...]:
         count = self._topics.lanes(topic)
@@ -130,7 +138,7 @@ class NatsSink:
             self._set_up = self._connection.generation
 
     def _send(self, parcels: list[_Parcel], results: list[Published]) -> None:
-        self._batch = batch = _Batch(parcels, results, self._sent, self._proven)
+        self._batch = batch = _Batch(parcels, results, self._sent, self._proven, self._key_window)
         self._sent += len(parcels)
         try:
             self._connection.run(lambda client: batch.send(client, self._inbox, self._timeout))
@@ -154,7 +162,12 @@ class _Batch:
     """The messages of one `publish`, on the event loop."""
 
     def __init__(
-        self, parcels: list[_Parcel], results: list[Published], first: int, proven: set[Lane]
+        self,
+        parcels: list[_Parcel],
+        results: list[Published],
+        first: int,
+        proven: set[Lane],
+        window: int,
     ) -> None:
         self.unknown: set[str] = set()
         self._parcels = parcels
@@ -162,27 +175,46 @@ class _Batch:
         self._first = first
         self._proven = proven
         self._open = 0
+        self._turns: Turns[int] = Turns(window)
+        self._next: deque[int] = deque()
         self._blocked: dict[Lane, HoldfastError] = {}
         self._moved = asyncio.Event()
 
     async def send(self, client: Client, inbox: str, timeout: float) -> None:
         """Return once each message has its result; the server may be silent for *timeout*."""
-        number = self._first
-        for parcel in self._parcels:
-            if self._blocked and parcel.lane in self._blocked:
-                self._results[parcel.index] = Published(_behind(self._blocked[parcel.lane]))
-            else:
-                self._open += 1
-                await client.publish(
-                    parcel.subject, parcel.payload, f"{inbox}{number}", parcel.headers
-                )
-            number += 1
-            while self._open >= (WINDOW if parcel.lane in self._proven else 1):
+        for place, parcel in enumerate(self._parcels):
+            if parcel.lane in self._blocked:
+                self._hold_back(place)
+            elif self._turns.may_go(parcel.turn, place):
+                await self._send(client, inbox, place)
+                # The first of a lane goes alone: a server may not be ready yet.
+                while self._open >= (WINDOW if parcel.lane in self._proven else 1):
+                    await self._progress(timeout)
+                if parcel.lane not in self._blocked:
+                    self._proven.add(parcel.lane)
+            while self._next:
+                await self._send(client, inbox, self._next.popleft())
+        while self._open or self._next:
+            if not self._next:
                 await self._progress(timeout)
-            if parcel.lane not in self._blocked:
-                self._proven.add(parcel.lane)
-        while self._open:
-            await self._progress(timeout)
+            while self._next:
+                await self._send(client, inbox, self._next.popleft())
+
+    async def _send(self, client: Client, inbox: str, place: int) -> None:
+        parcel = self._parcels[place]
+        if parcel.lane in self._blocked:
+            self._hold_back(place)
+            for behind in self._turns.refused(parcel.turn):
+                self._hold_back(behind)
+            return
+        self._open += 1
+        reply = f"{inbox}{self._first + place}"
+        await client.publish(parcel.subject, parcel.payload, reply, parcel.headers)
+
+    def _hold_back(self, place: int) -> None:
+        """Give a message that is not sent its result."""
+        parcel = self._parcels[place]
+        self._results[parcel.index] = Published(_behind(self._blocked[parcel.lane]))
 
     async def _progress(self, timeout: float) -> None:
         self._moved.clear()
@@ -198,12 +230,16 @@ class _Batch:
         if (error := self._refusal(parcel, message)) is None:
             ack = _ack(message.data)
             # A message without key may have been stored in another lane the first time.
-            lane = parcel.lane if parcel.keyed or not ack.duplicate else None
+            lane = parcel.lane if parcel.turn is not None or not ack.duplicate else None
             self._results[parcel.index] = Published(None, lane, ack.seq)
+            if (following := self._turns.stored(parcel.turn)) is not None:
+                self._next.append(following)
         else:
             self._results[parcel.index] = Published(error)
             self._blocked.setdefault(parcel.lane, error)
             self._proven.discard(parcel.lane)
+            for behind in self._turns.refused(parcel.turn):
+                self._hold_back(behind)
         self._open -= 1
         self._moved.set()
 

@@ -1,4 +1,4 @@
-"""RabbitMQ and LavinMQ through AMQP 0-9-1: `amqp://user:password@host:port/vhost`, `amqps://`.
+"""RabbitMQ through AMQP 0-9-1: `amqp://user:password@host:port/vhost`, `amqps://`.
 
 What there is on the broker (`:` and `%` inside a topic or group are written `%3A` and `%25`):
 

@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named
+from holdfast.brokers.groups import named, no_prune
 from holdfast.brokers.rabbitmq import names
 from holdfast.brokers.rabbitmq.line import Line
 from holdfast.brokers.rabbitmq.settings import RabbitSettings
@@ -91,6 +91,18 @@ class RabbitBroker:
         named(topic, group)
         with self._turn:
             return self._topology().has_group(topic, group)
+
+    def prune(
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> Mapping[str, int]:
+        """Refuse: messages end in another way here."""
+        del topics, older_than, most, dry_run
+        raise no_prune("RabbitMQ", "what a group settles leaves its queue at once")
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what waits in the queues of *group*, and what sources of this object hold.

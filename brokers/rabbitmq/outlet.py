@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.brokers.rabbitmq.failures import closed
 from holdfast.brokers.rabbitmq.frames import Press
+from holdfast.brokers.turns import Key, Turns
 from holdfast.errors import BrokerDown, HoldfastError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.rabbitmq.link import Link
     from holdfast.clock import Clock
 
-RETURNED, NACKED = "returned", "nacked"
+RETURNED, NACKED, BEHIND = "returned", "nacked", "behind one that was nacked"
 
 
 class Parcel(NamedTuple):
@@ -32,13 +33,15 @@ class Parcel(NamedTuple):
 class Batch:
     """Parcels under way; `done` once each is confirmed, or the channel is gone."""
 
-    __slots__ = ("done", "failure", "left", "parcels", "refused")
+    __slots__ = ("done", "failure", "keys", "left", "parcels", "refused", "turns")
 
-    def __init__(self, parcels: Sequence[Parcel]) -> None:
+    def __init__(self, parcels: Sequence[Parcel], keys: Sequence[Key | None], window: int) -> None:
         self.parcels = parcels
+        self.keys = keys
+        self.turns: Turns[int] = Turns(window)
         self.left = len(parcels)
         self.refused: dict[int, str] = {}
-        """What was not stored: index and RETURNED (no queue) or NACKED."""
+        """What was not stored: index and RETURNED (no queue), NACKED or BEHIND (not sent)."""
         self.failure: HoldfastError | None = None
         self.done = threading.Event()
 
@@ -52,7 +55,8 @@ class Batch:
 class Outlet:
     """A channel in confirm mode, on which parcels leave in the order given.
 
-    Every parcel is mandatory: one that no queue takes comes back, just before its confirm.
+    Those of one key take turns: the next leaves when the one before it is stored. Every parcel is
+    mandatory: one that no queue takes comes back, just before its confirm.
     """
 
     def __init__(self, link: Link) -> None:
@@ -62,6 +66,7 @@ class Outlet:
         self._is_ready = False
         self._waiting: list[Batch] = []
         self._under_way: dict[int, tuple[Batch, int]] = {}
+        self._next: list[tuple[Batch, int]] = []
         self._tag = 0
         self._lowest = 1
         link.post(self._open, self._lost)
@@ -71,11 +76,20 @@ class Outlet:
         """Whether the channel and its link live."""
         return self.failure is None and self.link.is_alive
 
-    def send(self, parcels: Sequence[Parcel]) -> Batch:
-        """Send *parcels* and return at once."""
-        batch = Batch(parcels)
+    def send(
+        self,
+        parcels: Sequence[Parcel],
+        keys: Sequence[Key | None] | None = None,
+        window: int = 1,
+    ) -> Batch:
+        """Send *parcels*, *window* of each of their *keys* at a time; return at once."""
+        batch = Batch(parcels, [None] * len(parcels) if keys is None else keys, window)
         self.link.post(partial(self._send, batch), partial(self._abandon, batch))
         return batch
+
+    def cancel(self, batch: Batch) -> None:
+        """Send nothing more of *batch*; it is done when what is on its way is known."""
+        self.link.post(partial(self._cancel, batch))
 
     def close(self) -> None:
         """Give the channel back; the link goes on."""
@@ -107,10 +121,23 @@ class Outlet:
             self._waiting.append(batch)
 
     def _publish(self, batch: Batch) -> None:
-        first, self._tag = self._tag + 1, self._tag + len(batch.parcels)
-        for index in range(len(batch.parcels)):
-            self._under_way[first + index] = (batch, index)
-        self._press.publish(batch.parcels)
+        may_go = batch.turns.may_go
+        self._emit([(batch, i) for i, key in enumerate(batch.keys) if may_go(key, i)])
+
+    def _emit(self, entries: Sequence[tuple[Batch, int]]) -> None:
+        first, self._tag = self._tag + 1, self._tag + len(entries)
+        self._under_way.update(enumerate(entries, first))
+        self._press.publish(batch.parcels[index] for batch, index in entries)
+
+    def _go_on(self) -> None:
+        entries, self._next = self._next, []
+        if self.failure is None and entries:
+            self._emit(entries)
+
+    def _cancel(self, batch: Batch) -> None:
+        never = [index for one, index in self._next if one is batch]
+        self._next = [entry for entry in self._next if entry[0] is not batch]
+        self._settle(batch, len(never) + len(batch.turns.forget()))
 
     def _returned(self, _: Any, __: Any, properties: Any, ___: Any) -> None:
         full = getattr(properties, "full", properties)
@@ -132,12 +159,28 @@ class Outlet:
         for one in tags:
             entry = pop(one, None)  # confirmed one by one before
             if entry is not None:
-                batch, index = entry
-                if not stored:
-                    batch.refused[index] = NACKED
-                batch.left -= 1
-                if batch.left == 0:
-                    batch.done.set()
+                self._known(*entry, stored)
+
+    def _known(self, batch: Batch, index: int, stored: bool) -> None:
+        """Note what became of a parcel, and whose turn it is now."""
+        key, count = batch.keys[index], 1
+        if not stored:
+            batch.refused[index] = NACKED
+        if index not in batch.refused:
+            if (following := batch.turns.stored(key)) is not None:
+                self._next.append((batch, following))
+                self.link.soon(self._go_on)
+        else:
+            how = RETURNED if batch.refused[index] == RETURNED else BEHIND
+            behind = batch.turns.refused(key)
+            batch.refused.update(dict.fromkeys(behind, how))
+            count += len(behind)
+        self._settle(batch, count)
+
+    def _settle(self, batch: Batch, count: int) -> None:
+        batch.left -= count
+        if batch.left == 0:
+            batch.done.set()
 
     def _closed(self, _: Any, reason: BaseException) -> None:
         self._end(closed(reason))
@@ -152,8 +195,9 @@ class Outlet:
         self.failure = failure
         for batch in {id(batch): batch for batch, _ in self._under_way.values()}.values():
             batch.fail(failure)
-        for batch in self._waiting:
+        for batch in (*self._waiting, *(batch for batch, _ in self._next)):
             batch.fail(failure)
+        self._next.clear()
         self._under_way.clear()
         self._waiting.clear()
 

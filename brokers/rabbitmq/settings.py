@@ -41,6 +41,12 @@ class RabbitSettings:
     """Seconds without a poll after which a member leaves its group, so that others go on."""
     maturity: float = 3.0
     """Seconds before a new queue is trusted with messages; RabbitMQ killed sooner forgets it."""
+    key_window: int = 1
+    """Messages of one key that may be on their way to the server at once.
+
+    With more, few keys of many messages are published faster, and a key may lose its order
+    when the server refuses one of its messages and takes the next.
+    """
     identity: str = CONTENT
     """What a foreign message without `message_id` is recognised by when it comes again.
 
@@ -52,7 +58,9 @@ class RabbitSettings:
     """Settings of pika's connection parameters."""
 
     def __post_init__(self) -> None:
-        for name in ("partitions", "prefetch", "max_message", "patience", "session"):
+        for name in (
+            "partitions", "prefetch", "max_message", "patience", "session", "key_window",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
         if self.maturity < 0:

@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING
 
 from holdfast.brokers.lanes import Spread
 from holdfast.brokers.rabbitmq.failures import NotFound, Refused
-from holdfast.brokers.rabbitmq.outlet import RETURNED, Batch, Outlet, Parcel, await_batch, stalled
+from holdfast.brokers.rabbitmq.outlet import (
+    BEHIND,
+    RETURNED,
+    Batch,
+    Outlet,
+    Parcel,
+    await_batch,
+    stalled,
+)
 from holdfast.brokers.rabbitmq.topology import Topology
 from holdfast.brokers.rabbitmq.wire import sealed
+from holdfast.brokers.turns import Key, turn_of
 from holdfast.errors import (
     BrokerDown,
     HoldfastError,
@@ -62,11 +71,15 @@ class RabbitSink:
         results, parcels, indexes = self._packed(messages)
         if not parcels:
             return results
-        self._last = batch = outlet.send(parcels)
+        keys = [turn_of(messages[index].topic, messages[index].key) for index in indexes]
+        self._last = batch = outlet.send(parcels, keys, self._settings.key_window)
         try:
             await_batch(batch, outlet.link, self._clock, self._settings.patience)
         except (NotFound, Refused) as error:
             return self._one_by_one(messages, error)
+        except BrokerDown:
+            outlet.cancel(batch)
+            raise
         self._note_refusals(batch, indexes, messages, results)
         return results
 
@@ -113,6 +126,8 @@ class RabbitSink:
                     "group create, call broker.create_group() or start a consumer once"
                 )
                 results[index] = Published(UnknownTopic(topic, fix))
+            elif how == BEHIND:
+                results[index] = Published(_behind())
             else:
                 results[index] = Published(Transient(f"RabbitMQ could not store it in {topic!r}"))
 
@@ -126,10 +141,25 @@ class RabbitSink:
         self._routes.clear()
         self._topology = None
         if len(messages) > 1:
-            return [self.publish([message])[0] for message in messages]
+            return self._in_turn(messages)
         if isinstance(error, NotFound):
             return [Published(UnknownTopic(messages[0].topic, f"it was deleted ({error})"))]
         return [Published(InvalidMessage(f"RabbitMQ refuses the message: {error}"))]
+
+    def _in_turn(self, messages: Sequence[Message]) -> list[Published]:
+        """Publish one after the other, and nothing behind one of its key that may pass later."""
+        results: list[Published] = []
+        held: set[Key] = set()
+        for message in messages:
+            turn = turn_of(message.topic, message.key)
+            if turn in held:
+                results.append(Published(_behind()))
+                continue
+            [result] = self.publish([message])
+            if isinstance(result.error, Transient) and turn is not None:
+                held.add(turn)
+            results.append(result)
+        return results
 
     def _connect(self) -> Outlet:
         link = self._line.link(self._settings.patience)
@@ -168,3 +198,7 @@ class RabbitSink:
         """Close the connection."""
         self._is_closed = True
         self._line.close()
+
+
+def _behind() -> Transient:
+    return Transient("not sent: RabbitMQ could not store an earlier message of its key")

@@ -14,6 +14,7 @@ lose what no replica had. Needs Redis 6.2 or later, or Valkey; not Redis Cluster
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.groups import named
@@ -62,6 +63,7 @@ class RedisBroker:
             transactions=True,
             max_message=self._settings.max_message,
             replay=True,
+            prune=True,
             late_groups=True,
         )
 
@@ -125,8 +127,13 @@ class RedisBroker:
         return ledger.lags(self._lanes(topics))
 
     def prune(
-        self, topics: Sequence[str] | None = None, *, older_than: float, most: int = 10_000
-    ) -> int:
+        self,
+        topics: Sequence[str] | None = None,
+        *,
+        older_than: float,
+        most: int = 10_000,
+        dry_run: bool = False,
+    ) -> dict[str, int]:
         """Delete messages of *topics*, or all, that every group settled, *older_than* seconds old.
 
         About *most* per lane at a time. A message that any group has not settled is never
@@ -135,14 +142,17 @@ class RedisBroker:
         """
         seconds, micros = self._link.call("TIME")
         cut = int(seconds) * 1000 + int(micros) // 1000 - round(older_than * 1000)
-        return sum(
-            self._link.calls(
-                [
-                    evaluation(PRUNE, (self.keys.stream(lane),), f"{max(cut, 0)}-0", most)
-                    for lane in self._lanes(self._topics.all() if topics is None else topics)
-                ]
-            )
+        lanes = self._lanes(self._topics.all() if topics is None else topics)
+        counts = self._link.calls(
+            [
+                evaluation(PRUNE, (self.keys.stream(lane),), f"{max(cut, 0)}-0", most, int(dry_run))
+                for lane in lanes
+            ]
         )
+        pruned: Counter[str] = Counter()
+        for lane, count in zip(lanes, counts, strict=True):
+            pruned[lane.topic] += int(count)
+        return {topic: count for topic, count in pruned.items() if count}
 
     def close(self) -> None:
         """Close the broker's own connection."""

@@ -301,8 +301,8 @@ end
 return {count, last}
 """)
 
-# KEYS stream; ARGV newest id to delete, most. Keeps all that any group has not settled, and
-# the whole stream while there is no group.
+# KEYS stream; ARGV newest id to delete, most, whether only to count. Keeps all that any group has
+# not settled, and the whole stream while there is no group.
 PRUNE = _script("""
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local function parts(id)
@@ -326,6 +326,18 @@ for _, group in ipairs(groups) do
     if before(bound, keep) then keep = bound end
 end
 local most = tonumber(ARGV[2])
+if ARGV[3] == '1' then
+    local count, last = 0, '-'
+    while count < most do
+        local page = redis.call('XRANGE', KEYS[1], last, '+', 'COUNT', 500)
+        for _, entry in ipairs(page) do
+            if not before(entry[1], keep) then return count end
+            count, last = count + 1, '(' .. entry[1]
+        end
+        if #page < 500 then break end
+    end
+    return count
+end
 local cut = redis.call('XTRIM', KEYS[1], 'MINID', '~', keep, 'LIMIT', most)
 if cut + 100 <= most then cut = cut + redis.call('XTRIM', KEYS[1], 'MINID', keep) end
 return cut

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from holdfast.errors import Unsupported
+
 if TYPE_CHECKING:
     from holdfast.testing.conformance.stage import Stage
 
@@ -36,6 +40,28 @@ class GroupingPromises:
         expected = [b"early", b"after"] if stage.caps.late_groups else [b"after"]
         member.accept(*member.take(len(expected)))
         assert member.bodies == expected
+
+    def test_pruning_deletes_what_every_group_settled_and_nothing_else(self, stage: Stage) -> None:
+        """What a group that was only created has not read stays; without `prune` it is refused."""
+        topic = stage.topic(partitions=1)
+        if not stage.caps.prune:
+            with pytest.raises(Unsupported):
+                stage.broker.prune([topic], older_than=0.0)
+            return
+        stage.publish(topic, b"a", b"b", b"c", key=b"k")
+        member = stage.member(topic)
+        first, *_ = member.take(3)
+        member.accept(first)
+        member.source.flush()
+        slow = f"{stage.group}-slow"
+        stage.broker.create_group(topic, slow)
+        assert not stage.broker.prune([topic], older_than=-1.0)
+        reader = stage.member(topic, group=slow)
+        reader.accept(*reader.take(3))
+        reader.source.flush()
+        assert stage.broker.prune([topic], older_than=-1.0, dry_run=True) == {topic: 1}
+        assert stage.broker.prune([topic], older_than=-1.0) == {topic: 1}
+        assert stage.leftovers(topic) == [b"b", b"c"]
 
     def test_has_group_tells_whether_messages_are_kept_for_a_group(self, stage: Stage) -> None:
         """True after `create_group`, false for a topic that nobody made; asking makes nothing."""

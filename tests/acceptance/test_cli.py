@@ -6,7 +6,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import chdir, closing
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,16 +16,18 @@ from sqlalchemy.orm import Session
 from holdfast import Message, new_id
 from holdfast.brokers import connect
 from holdfast.cli.app import COMMANDS
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.database import open_database
 from holdfast.outbox import Outbox, create_tables
-from holdfast.testing import wait_until
+from holdfast.testing import VirtualClock, wait_until
 from tests.shell import shell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cli.late import Late
-    from tests.servers import RabbitMQ
+    from holdfast.clock import Clock
+    from tests.servers import Nats, RabbitMQ
 
 
 def holdfast(
@@ -183,6 +186,73 @@ def test_group_create_works_on_every_broker_and_says_so(tmp_path: Path) -> None:
     assert "group billing gets what is published to orders" in done.stdout
     refused = holdfast("group", "create", *args[:-1], "", cwd=tmp_path)
     assert (refused.returncode, "empty" in refused.stderr) == (2, True)
+
+
+def read_all(url: str, topic: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Let a group settle everything of *topic*."""
+    with (
+        closing(connect(url, clock=clock)) as broker,
+        closing(broker.source([topic], group="billing")) as source,
+    ):
+        while batch := source.poll(5000, 1.0):
+            source.accept(batch)
+
+
+def fill(url: str, topic: str, count: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Publish *count* messages to *topic*."""
+    with closing(connect(url, clock=clock)) as broker, closing(broker.sink()) as sink:
+        results = sink.publish([Message.new(topic, b"x", key="k") for _ in range(count)])
+        assert not [result.error for result in results if result.error]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_what_every_group_has_settled_can_be_pruned(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The dry run counts, the run deletes, and what no group has read stays."""
+    url = "sqlite:///b.db"
+    if kind == "redis":
+        url = f"{request.getfixturevalue('redis').url}?prefix={new_id()}"
+    args = ("brokers", "prune", "--broker", url, "--older-than", "1ms")
+    with chdir(tmp_path):
+        fill(url, "orders", 30)
+        fill(url, "unread", 5)
+        read_all(url, "orders")
+        seen = []
+        for more in (["--dry-run", "--json"], ["--json"], ["--json"]):
+            done = holdfast(*args, *more)
+            assert done.returncode == 0, done.stderr
+            seen.append({one["topic"]: one["pruned"] for one in json.loads(done.stdout)["topics"]})
+        assert set(seen[0]) == {"orders"}
+        # Redis keeps the newest settled message of a lane.
+        assert 29 <= seen[0]["orders"] <= 30
+        assert seen[1:] == [seen[0], {}]
+        refused = holdfast(*args, "--topic", "nothing")
+        assert "has no topic 'nothing'" in refused.stderr
+
+
+def test_a_broker_that_deletes_by_itself_says_how(nats: Nats) -> None:
+    """Nothing is pretended: the sentence names what does it there."""
+    done = holdfast("brokers", "prune", "--broker", nats.url)
+    assert done.returncode != 0
+    assert "max_age" in done.stderr
+
+
+def test_the_doctor_names_a_topic_that_grows_without_bound(tmp_path: Path) -> None:
+    """Ten thousand messages that everybody has settled for a week are worth a word."""
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    engine.dispose()
+    long_ago = VirtualClock(auto=True, start=datetime.now(UTC) - timedelta(days=30))
+    with chdir(tmp_path):
+        fill("sqlite:///b.db", "orders", 10_000, clock=long_ago)
+        read_all("sqlite:///b.db", "orders", clock=long_ago)
+        fill("sqlite:///b.db", "young", 10_000)
+        read_all("sqlite:///b.db", "young")
+        done = holdfast("doctor", "--broker", "sqlite:///b.db", "--json")
+        found = [one for one in json.loads(done.stdout) if one["check"] == "topic"]
+        assert [one["facts"]["topic"] for one in found] == ["orders"]
+        assert "holdfast brokers prune" in found[0]["fix"]
 
 
 def test_a_bad_database_url_hides_its_password(tmp_path: Path) -> None:

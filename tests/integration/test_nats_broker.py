@@ -23,7 +23,7 @@ from holdfast.brokers.nats.flight import Arrival
 from holdfast.brokers.nats.lane import LaneState
 from holdfast.brokers.nats.names import name_of, token
 from holdfast.brokers.nats.words import ACK
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, SystemClock
 from holdfast.errors import (
     BrokerDown,
     ConfigurationError,
@@ -38,6 +38,7 @@ from holdfast.ports import Lane
 from holdfast.testing import FaultProxy, check_nothing_lost, check_order_per_key, wait_until
 from holdfast.testing.conformance import BrokerConformance
 from holdfast.urls import BrokerUrl
+from tests.publishing import Passage
 from tests.servers.nats import Nats
 from tests.servers.processes import Command
 
@@ -793,6 +794,104 @@ def test_a_port_that_nobody_listens_on_is_an_outage(nats: Nats) -> None:
         with pytest.raises(BrokerDown, match="cannot connect"):
             broker.create_topic("t")
         broker.close()
+
+
+def test_a_full_stream_stores_nothing_behind_a_refused_message_of_its_key(
+    nats: Nats, topic: str
+) -> None:
+    """It refuses one message and takes the next once there is room: order holds all the same."""
+    done = threading.Event()
+
+    async def make_room(client: Client) -> None:
+        while not done.is_set():
+            await client.request(f"$JS.API.STREAM.PURGE.{token(topic)}", b"", timeout=5)
+
+    full = {"max_msgs": 50, "discard": "new"}
+    with closing(connect(nats.url, stream=full)) as broker, closing(broker.sink()) as sink:
+        broker.create_topic(topic)
+        messages = [Message.new(topic, b"%d" % n, key=b"k") for n in range(2000)]
+        passage = Passage(messages)
+        wait_until(lambda: passage.step(sink) or passage.refused, deadline=60, what="it is full")
+        thread = threading.Thread(target=raw, args=(nats.url, make_room))
+        thread.start()
+        try:
+            wait_until(lambda: passage.step(sink) or not passage.left, deadline=60, what="stored")
+        finally:
+            done.set()
+            thread.join()
+    assert passage.overtaken == []
+
+
+class Sleeper(SystemClock):
+    """The clock of a machine that may sleep: its monotonic time stands still meanwhile."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+        self.since: float | None = None
+
+    def monotonic(self) -> float:
+        now = super().monotonic() if self.since is None else self.since
+        return now - self.slept
+
+    def sleep_until(self, condition: Callable[[], object]) -> None:
+        """Sleep, as a suspended machine does, until *condition* holds elsewhere."""
+        self.since = super().monotonic()
+        wait_until(condition, deadline=30, what="what happens meanwhile")
+        since, self.since = self.since, None
+        self.slept += super().monotonic() - since
+
+
+def test_a_member_whose_clock_is_off_since_it_connected_stays_in_its_group(
+    nats: Nats, topic: str
+) -> None:
+    """It asks the server for the time again and again: else the others would bury it for ever."""
+    clock, heard = Sleeper(), Heard()
+    slow = {"session": 1.5, "lease": 5.0, "timeout": 2.0}
+    with (
+        closing(NatsBroker(BrokerUrl.parse(nats.url), clock=clock, **slow)) as theirs,
+        closing(connect(nats.url, **slow)) as ours,
+    ):
+        ours.create_topic(topic, partitions=2)
+        sleeper = theirs.source([topic], group="g", listener=heard)
+        other = ours.source([topic], group="g")
+
+        def is_shared() -> bool:
+            sleeper.poll(1, 0.01)
+            other.poll(1, 0.01)
+            return len(sleeper.assignment()) == len(other.assignment()) == 1
+
+        wait_until(is_shared, deadline=30, what="a lane each")
+
+        def is_alone() -> bool:
+            other.poll(1, 0.01)
+            return len(other.assignment()) == 2
+
+        clock.sleep_until(is_alone)
+        wait_until(is_shared, deadline=30, what="a lane each again")
+        heard.lost_lanes.clear()
+        until = SYSTEM_CLOCK.monotonic() + 2 * slow["session"]
+        while SYSTEM_CLOCK.monotonic() < until:
+            assert is_shared()
+        assert heard.lost_lanes == []
+        sleeper.close()
+        other.close()
+
+
+class Heard:
+    """A listener that remembers the lanes that were lost."""
+
+    def __init__(self) -> None:
+        self.lost_lanes: list[Lane] = []
+
+    def assigned(self, lanes: Iterable[Lane]) -> None:
+        """Pass over what came."""
+
+    def revoked(self, lanes: Iterable[Lane]) -> None:
+        """Pass over what was given up."""
+
+    def lost(self, lanes: Iterable[Lane]) -> None:
+        """Remember what was lost."""
+        self.lost_lanes += lanes
 
 
 def test_a_server_without_jetstream_is_a_wrong_setting(private_server: PrivateServer) -> None:

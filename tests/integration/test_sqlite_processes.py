@@ -134,13 +134,15 @@ def test_pruning_never_removes_what_a_group_has_not_settled(
     sink = broker.sink()
     sink.publish([Message.new("orders", b"%d" % n, key="k") for n in range(10)])
     fast, slow = (broker.source(["orders"], group=name) for name in ("fast", "slow"))
-    assert broker.prune(older_than=0) == 0
+    assert broker.prune(older_than=0) == {}
     fast.accept(fast.poll(10, 1.0))
     held = slow.poll(10, 1.0)
     slow.accept([held[0], held[1], held[5]])
     clock.advance(100)
-    assert broker.prune(older_than=200) == 0
-    assert broker.prune(older_than=50) == 2
+    assert broker.prune(older_than=200) == {}
+    assert broker.prune(["other"], older_than=50) == {}
+    assert broker.prune(older_than=50, dry_run=True) == {"orders": 2}
+    assert broker.prune(older_than=50) == {"orders": 2}
     slow.close()
     again = broker.source(["orders"], group="slow")
     assert [d.body for d in again.poll(10, 1.0)] == [b"2", b"3", b"4", b"6", b"7", b"8", b"9"]

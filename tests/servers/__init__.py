@@ -8,6 +8,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 from tests.servers.server import Server, ServerFailed
+from tests.servers.valkey import Valkey
 from tests.servers.waiting import DeadlineExceeded, wait_until
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "Redis",
     "Server",
     "ServerFailed",
+    "Valkey",
     "wait_until",
 ]

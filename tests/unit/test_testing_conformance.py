@@ -129,6 +129,14 @@ class SabotagedBroker:
         has = self._sabotage.broker.get("has_group", self.inner.has_group)
         return bool(has(topic, group))
 
+    def prune(self, topics: Sequence[str], **options: Any) -> Mapping[str, int]:
+        """Prune, or do what the sabotage does instead."""
+        prune = self._sabotage.broker.get("prune")
+        if prune is not None:
+            prune(self)
+        pruned: Mapping[str, int] = self.inner.prune(topics, **options)
+        return pruned
+
     def abandon(self, source: Any) -> None:
         """Abandon, or do what the sabotage does instead."""
         abandon = self._sabotage.broker.get("abandon")
@@ -394,6 +402,11 @@ def forget_the_group(me: SabotagedBroker, _: str, group: str) -> None:
         db.execute("DELETE FROM hf_cursor WHERE grp = ?", (group,))
 
 
+def forget_who_has_read_nothing(me: SabotagedBroker) -> None:
+    with me.inner._db.write() as db:
+        db.execute("DELETE FROM hf_cursor WHERE committed = 0")
+
+
 def poll_with_zombies(me: Wrapper, limit: int, timeout: float) -> list[Delivery]:
     for zombie in me.broker.notes.get("zombies", []):
         zombie.poll(1, 0.0)
@@ -605,6 +618,11 @@ SABOTAGES = [
             "has_group_tells_whether_messages_are_kept_for_a_group",
             "a_source_makes_its_group",
         ],
+    ),
+    Sabotage(
+        what="pruning deletes what is not settled",
+        broker={"prune": forget_who_has_read_nothing},
+        found_by=["pruning_deletes_what_every_group_settled_and_nothing_else"],
     ),
     Sabotage(
         what="a group that is created again begins anew",

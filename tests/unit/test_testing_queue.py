@@ -121,6 +121,10 @@ class QueueBroker:
         """Return whether there is a queue of *group*."""
         return group in self.topics.get(topic, {})
 
+    def prune(self, topics: Sequence[str] | None = None, **_: Any) -> Mapping[str, int]:
+        """Refuse: what is settled is gone."""
+        raise Unsupported("prune", "this queue")
+
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what is in the queues."""
         return {Lane(topic, 0): len(self.topics[topic][group].entries) for topic in topics}
