@@ -188,10 +188,10 @@ def test_a_join_whose_reason_has_passed_is_made_all_the_same(
 
     kafka-python gives its lanes up, and forgets that it wanted to join.
     """
-    from kafka.errors import CoordinatorLoadInProgressError
-
     reading = Reading(opened("kafka"), "kafka", closing)
     reading.reads_on()
+    from kafka.errors import CoordinatorLoadInProgressError  # loaded by now, with its warnings
+
     coordinator = reading.source._member._client._coordinator
     join, known = coordinator._do_join_and_sync_async, coordinator._metadata_snapshot
 
