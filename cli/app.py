@@ -30,6 +30,7 @@ COMMANDS = (
     Late("doctor", "holdfast.cli.doctor:doctor",
          "Examine the outbox and name each trouble with its fix; nothing is changed."),
     Late("group", "holdfast.cli.group:app", "Make consumer groups before the first producer."),
+    Late("topics", "holdfast.cli.topics:app", "Make topics, and see which there are."),
     Late("lag", "holdfast.cli.brokers:lag",
          "Show how many messages a group has not yet settled, by lane.",
          "holdfast lag orders --broker sqlite:///b.db --group billing"),

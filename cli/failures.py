@@ -28,6 +28,10 @@ class Unfinished(HoldfastError):
     """A signal ended the work before it was done; nothing is lost, and it can be gone on with."""
 
 
+class LeftBehind(HoldfastError):
+    """The work is done as far as it can be; something was parked or waits for a person."""
+
+
 # Connection errors carry no SQLSTATE in psycopg, so the server's own words decide.
 _WRONG = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
@@ -71,7 +75,7 @@ def sentence(error: BaseException) -> str:
 
 def exit_code(error: Exception) -> int:
     """Return the exit code that tells a script what to do about *error*."""
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound | LeftBehind):
         return EXIT_NOT_FOUND
     if isinstance(error, Unfinished):
         return EXIT_UNFINISHED

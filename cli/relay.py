@@ -9,6 +9,7 @@ from holdfast.cli.display import out
 from holdfast.cli.logs import LogFormat, LogLevel
 from holdfast.cli.options import Broker, Config, Database
 from holdfast.cli.sidecar import EngineName, RelaySettings, Sidecar
+from holdfast.errors import ConfigurationError
 
 EXAMPLE = (
     "Example: holdfast relay --database postgresql+psycopg://shop@db/shop "
@@ -91,6 +92,15 @@ def relay(
             "outbox. Slower: raise --batch.",
         ),
     ] = None,
+    expect_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HOLDFAST_EXPECT_GROUP",
+            metavar="TOPIC=GROUP",
+            help="Publish nothing before this consumer group is there; may be given again. For "
+            "RabbitMQ, which keeps messages only for groups whose queues exist.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -122,9 +132,17 @@ def relay(
             publication=publication,
             messages=messages,
             transactional_id=transactional_id,
+            expect_groups=tuple(_expected(text) for text in expect_group or ()),
         )
     )
     if once:
         out.print(f"published {sidecar.run_once():,} events")
     else:
         sidecar.run()
+
+
+def _expected(text: str) -> tuple[str, str]:
+    topic, equals, group = text.partition("=")
+    if not (topic and equals and group):
+        raise ConfigurationError(f"--expect-group {text!r}: write TOPIC=GROUP, as orders=billing")
+    return topic, group

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.brokers import connect
-from holdfast.cli.failures import Unfinished
+from holdfast.cli.failures import LeftBehind, Unfinished
 from holdfast.cli.late_engine import LateEngine
 from holdfast.cli.opened import require_file
 from holdfast.cli.progress import DrainLog, shown_progress
@@ -64,6 +64,8 @@ class RelaySettings:
     publication: str = "holdfast_outbox"
     messages: bool = False
     transactional_id: str | None = None
+    expect_groups: tuple[tuple[str, str], ...] = ()
+    """Topics and groups that must be there before anything is published."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("drain_seconds", 0)):
@@ -128,7 +130,8 @@ class Sidecar:
     def run_once(self) -> int:
         """Publish what is there, with progress on a terminal; outages raise.
 
-        `Unfinished` if a signal came while events still wait.
+        `Unfinished` if a signal came while events still wait, `LeftBehind` if some were
+        parked or wait for a topic that does not exist.
         """
         with ExitStack() as closing:
             closing.callback(self._close)
@@ -141,7 +144,18 @@ class Sidecar:
                     f"published {published:,} events, then was told to stop; {left:,} still wait: "
                     "the next run goes on with them"
                 )
+            self._check_left(published)
             return published
+
+    def _check_left(self, published: int) -> None:
+        health, left = self.relay.health, []
+        if health.parked:
+            left.append(f"{health.parked:,} were parked: see  holdfast outbox parked list")
+        if health.missing:
+            topics = ", ".join(health.missing)
+            left.append(f"others wait, for there is no topic {topics}: see  holdfast topics create")
+        if left:
+            raise LeftBehind(f"published {published:,} events; {'; '.join(left)}")
 
     def _is_more_to_come(self) -> bool:
         """Whether events wait in shards that another relay holds, which may have died."""
@@ -181,6 +195,12 @@ class Sidecar:
     def _make_engine(self) -> RelayEngine:
         settings = self._settings
         terms = LeaseTerms(seconds=settings.lease_seconds)
+        for topic, group in settings.expect_groups:
+            if not self._broker.has_group(topic, group):
+                raise DependencyDown(
+                    f"group {group!r} of topic {topic!r} is expected and not there; it would miss "
+                    f"what is published: run  holdfast group create --topic {topic} --group {group}"
+                )
         self._sink = self._broker.sink() if self._sink is None else self._sink
         if self._is_wal:
             from holdfast.outbox.wal import WalEngine  # needs psycopg, which is an extra

@@ -27,6 +27,7 @@ from holdfast.consumer.tables import require_tables
 from holdfast.consumer.transaction import AsyncTransaction, DatabaseDown, is_outage
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.marks import replay_topic
+from holdfast.dlq.replay.target import Target
 from holdfast.errors import BrokerDown, HoldfastError
 from holdfast.scrubbing import text_of
 
@@ -177,10 +178,11 @@ class Assembly:
         """Return the source, however long the broker takes to answer."""
         if self._books is None:
             self._delays.prepare()
-        for topic in topics:
-            if topic.endswith(f".{self._group}.replay"):
-                with suppress(HoldfastError):
-                    self._broker.create_topic(topic)
+        target = Target(self._broker, None)
+        for topic in self._routes:
+            if replay_topic(topic, self._group) in topics:
+                with suppress(HoldfastError):  # the source says what is wrong
+                    target.prepare([(topic, self._group)])
         return self._patiently(
             "broker",
             lambda: self._broker.source(topics, group=self._group, listener=self.runtime),

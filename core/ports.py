@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -262,4 +262,13 @@ class Broker(Protocol):
 
     def close(self) -> None:
         """Release what the broker object itself holds; its sinks and sources stay open."""
+        ...
+
+
+@runtime_checkable
+class KnowsTopics(Protocol):
+    """A broker that can tell its topics; not every one can."""
+
+    def topics(self) -> Mapping[str, int]:
+        """Return all topics but the broker's own, each with the number of its lanes."""
         ...

@@ -22,6 +22,8 @@ class Step:
     """Another relay is at work; this one waits to take over."""
     hindered: str | None = None
     """What keeps the relay from its work, though nothing is down and no other relay does it."""
+    missing: tuple[str, ...] = ()
+    """Topics that do not exist: their events wait in the outbox, those of others go on."""
     slots_lost: int = 0
     """Replication slots that were found lost, with events that were nowhere else."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from holdfast.errors import HoldfastError, MessageTooLarge
+from holdfast.errors import HoldfastError, MessageTooLarge, UnknownTopic
 from holdfast.outbox.rows import staged
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.caps import Caps
     from holdfast.message import Message
+    from holdfast.outbox.missing import MissingTopics
     from holdfast.outbox.outcome import Refused
     from holdfast.outbox.rows import Row
 
@@ -53,25 +54,37 @@ class BySize:
         return None if fits else MessageTooLarge(size, self._limit or 0)
 
 
-def precheck(rows: Sequence[Row], sink: Foreseeing) -> tuple[list[Row], list[Refused]]:
-    """Return the rows to publish, and those to park: what would be refused, and what follows."""
+def precheck(
+    rows: Sequence[Row], sink: Foreseeing, missing: MissingTopics
+) -> tuple[list[Row], list[Refused]]:
+    """Return the rows to publish, and those to park: what would be refused, and what follows.
+
+    Rows of a topic that does not exist are in neither, and the topic is noted as *missing*.
+    """
     if not rows:
         return [], []
     limit = sink.room({row[2] for row in rows})
     if limit is None or not _may_exceed(rows, limit):
         return list(rows), []
+    absent: dict[str, UnknownTopic] = {}
     fine: list[Row] = []
     refused: list[Refused] = []
     blocked: set[tuple[str, str]] = set()
     for row in rows:
         key = None if row.key is None else (row.topic, row.key)
+        if row.topic in absent:
+            continue
         error = sink.refusal(staged(row)) if _may_exceed((row,), limit) else None
+        if isinstance(error, UnknownTopic):
+            absent[row.topic] = error
+            continue
         if error is not None or key in blocked:
             refused.append((row, error))
             if key is not None:
                 blocked.add(key)
         else:
             fine.append(row)
+    missing.note(absent)
     return fine, refused
 
 

@@ -15,6 +15,7 @@ from holdfast.outbox.engine import Step
 from holdfast.outbox.foresight import precheck
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
+from holdfast.outbox.missing import MissingTopics
 from holdfast.outbox.outcome import Outcome, sort_out
 from holdfast.outbox.parking import Parking
 from holdfast.outbox.rows import Row, staged
@@ -65,9 +66,10 @@ class LeaseEngine:
         self._clock = clock
         self._leases = Leases(self._engine, terms, clock=clock)
         self._sink = LeasedSink(sink, self._leases)
-        self._parking = Parking(self._engine, clock=clock)
+        self._missing = MissingTopics(clock=clock)
+        self._parking = Parking(self._engine, self._missing, clock=clock)
         self._delays = Delays(self._engine, self._leases, clock=clock)
-        self._pass = TablePass(self._engine, self._leases, batch=batch)
+        self._pass = TablePass(self._engine, self._leases, self._missing, batch=batch)
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="holdfast-relay")
         self._flight: Flight | None = None
         self._deleter = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
@@ -90,7 +92,7 @@ class LeaseEngine:
                 done = done.plus(Step(published=self._begin_pass(due=due)))
             if not self._leases.owned:
                 return Step(published=done.published, parked=done.parked, idle=True, standby=True)
-            return self._advance(done)
+            return replace(self._advance(done), missing=self._missing.topics)
         except BaseException as error:
             self._restart()
             if isinstance(error, LeaseLost):
@@ -106,6 +108,7 @@ class LeaseEngine:
             self._pass.end()
             return 0
         self._delays.move()
+        self._missing.try_again()
         released = self._parking.refresh(self._leases, self._sink)
         self._pass.begin()
         return released
@@ -121,9 +124,9 @@ class LeaseEngine:
         outcome = self._landed()
         parked = 0
         if rows:
-            rows, behind = self._parking.split(rows)
+            rows, behind = self._parking.split(self._free(rows))
             try:
-                rows, refused = precheck(rows, self._sink)
+                rows, refused = precheck(rows, self._sink, self._missing)
             except DependencyDown:  # what the broker took before is not to be sent again
                 self._delete_meanwhile(outcome.done)
                 self._deleted()
@@ -141,6 +144,11 @@ class LeaseEngine:
             wait([self._deleting], _SHORT_SECONDS)
             return replace(done, rested=True)
         return replace(done, idle=is_idle)
+
+    def _free(self, rows: list[Row]) -> list[Row]:
+        """Return *rows* without those whose topic was found missing since they were read."""
+        held = self._missing.held
+        return [row for row in rows if row.topic not in held] if held else rows
 
     def _send(self, rows: list[Row], ready: list[Message]) -> None:
         messages = ready if len(rows) == len(ready) else [staged(row) for row in rows]
@@ -163,6 +171,7 @@ class LeaseEngine:
             return Outcome()
         flight, self._flight = self._flight, None
         outcome = sort_out(flight.rows, flight.results.result())
+        self._note_topics(flight.rows, outcome)
         if outcome.outage is not None:
             self._delete_meanwhile(outcome.done)
             self._deleted()
@@ -170,6 +179,12 @@ class LeaseEngine:
         if outcome.outage is not None:
             raise outcome.outage
         return outcome
+
+    def _note_topics(self, rows: list[Row], outcome: Outcome) -> None:
+        """Learn from a batch which topics are missing; the rest of the pass leaves them out."""
+        self._missing.note(outcome.missing)
+        if self._missing.topics and outcome.outage is None:
+            self._missing.there({row.topic for row in rows} - outcome.missing.keys())
 
     def _settle_flight(self, *, deleted: bool = True) -> Step:
         """Wait for the batch in flight and delete what the broker took of it.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from holdfast.errors import UnknownTopic
+from holdfast.message import Message
 from holdfast.outbox.foresight import BySize, Foreseeing
 from holdfast.outbox.leases import LeaseLost
 from holdfast.outbox.shard_sinks import ShardSinks
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 
     from holdfast.caps import Caps
     from holdfast.errors import HoldfastError
-    from holdfast.message import Message
     from holdfast.outbox.leases import Leases
     from holdfast.ports import Published, Sink
 
@@ -71,6 +72,13 @@ class LeasedSink:
     def refusal(self, message: Message) -> HoldfastError | None:
         """Return why the broker would refuse *message*, as far as can be told."""
         return self._foresight.refusal(message)
+
+    def absent(self, topics: Collection[str]) -> dict[str, UnknownTopic]:
+        """Return the errors of those of *topics* that surely do not exist; none if nobody knows."""
+        if not isinstance(self._sink, Foreseeing) or self._foresight.room(topics) != 0:
+            return {}
+        found = {topic: self.refusal(Message.new(topic, b"")) for topic in topics}
+        return {topic: why for topic, why in found.items() if isinstance(why, UnknownTopic)}
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Publish *messages*, or raise `LeaseLost` when it is too late for that."""

@@ -119,6 +119,8 @@ class RelayMetrics(StepMetrics):
                      float(health.standby))  # fmt: skip
         yield _gauge("holdfast_relay_hindered", "1 while a stranger keeps it from its work.",
                      float(health.hindered is not None))  # fmt: skip
+        yield _gauge("holdfast_relay_missing_topics", "Topics that do not exist; events wait.",
+                     float(len(health.missing)))  # fmt: skip
         yield CounterMetricFamily(
             "holdfast_relay_slots_lost",
             "Replication slots that were lost with events that had no row.",

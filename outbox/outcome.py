@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError, Remedy
+from holdfast.errors import HoldfastError, Remedy, UnknownTopic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +39,15 @@ class Outcome:
     refused: list[Refused] = field(default_factory=list)
     """Rows with the error that the broker gave, or None for those that wait behind one."""
     outage: HoldfastError | None = None
+    missing: dict[str, UnknownTopic] = field(default_factory=dict)
+    """Topics that do not exist; their rows are neither done nor refused."""
 
 
 def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
     """Return what became of *rows*.
 
     Of each key only the acknowledged prefix is done. A message that the broker refuses for
-    good is parked with what follows of its key; an outage parks nothing.
+    good is parked with what follows of its key; an outage or a missing topic parks nothing.
     """
     outcome = Outcome()
     if not any(map(_error, results)):
@@ -57,6 +59,11 @@ def sort_out(rows: Sequence[Row], results: Sequence[Published]) -> Outcome:
     for row, result in zip(rows, results, strict=True):
         error, key = result.error, None if row.key is None else (row.topic, row.key)
         if key in stuck:
+            continue
+        if isinstance(error, UnknownTopic):
+            outcome.missing[row.topic] = error
+            if key is not None:
+                stuck.add(key)
             continue
         if error is None and key not in blocked:
             outcome.done.append(row.seq)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.leased_sink import LeasedSink
     from holdfast.outbox.leases import Leases
+    from holdfast.outbox.missing import MissingTopics
     from holdfast.outbox.outcome import Refused
 
 log = logging.getLogger("holdfast.outbox")
@@ -46,8 +47,11 @@ class Parking:
     first what is parked, by `seq`, then what is still in the outbox.
     """
 
-    def __init__(self, engine: Engine, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, engine: Engine, missing: MissingTopics, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._engine = engine
+        self._missing = missing
         self._clock = clock
         self._keys: set[tuple[str, str]] = set()
         self._looked = float("-inf")
@@ -180,6 +184,8 @@ class Parking:
         )  # fmt: skip
         sizes = select(parked.c.seq, func.length(parked.c.payload))
         free = sizes.where(ours, parked.c.state != REFUSED, ~held).order_by(parked.c.seq)
+        if topics := self._missing.held:
+            free = free.where(parked.c.aggregatetype.not_in(topics))
         seqs = fitting(map(tuple, db.execute(free.limit(_MOST))))
         if not seqs:
             return []
@@ -190,8 +196,11 @@ class Parking:
     def _publish(self, leases: Leases, sink: LeasedSink, rows: Sequence[Row]) -> int:
         if not rows:
             return 0
-        rows, refused = precheck(rows, sink)
-        outcome = sort_out(rows, sink.publish([staged(row) for row in rows]))
+        rows, refused = precheck(rows, sink, self._missing)
+        outcome = sort_out(rows, sink.publish([staged(row) for row in rows]) if rows else [])
+        self._missing.note(outcome.missing)
+        if outcome.outage is None:
+            self._missing.there({row.topic for row in rows} - outcome.missing.keys())
         again = [*refused, *outcome.refused]
         for row, error in again:
             if error is not None:

@@ -59,4 +59,6 @@ class Probes:
             return Verdict(False, "starting")
         if health.hindered is not None:
             return Verdict(False, f"hindered: {health.hindered}")
+        if health.missing:
+            return Verdict(False, f"events wait, no such topic: {', '.join(health.missing)}")
         return Verdict(True, "standby" if health.standby else "publishing")

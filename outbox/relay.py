@@ -34,6 +34,8 @@ class Health:
     standby: bool = False
     hindered: str | None = None
     """What keeps the relay from its work, though nothing is down."""
+    missing: tuple[str, ...] = ()
+    """Topics that do not exist; their events wait."""
     slots_lost: int = 0
     """How often events were lost with their replication slot."""
     outage: str | None = None
@@ -150,6 +152,7 @@ class Relay:
         health.parked += step.parked
         health.standby = step.standby
         health.hindered = step.hindered
+        health.missing = step.missing
         health.slots_lost += step.slots_lost
         health.outage, health.failures = None, 0
         health.last_step = self._clock.monotonic()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.isolation import at_one_moment
 from holdfast.outbox.portion import Portion
 from holdfast.outbox.row_reading import read_rows, size_of
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.leases import Leases
+    from holdfast.outbox.missing import MissingTopics
     from holdfast.outbox.rows import Row
 
 _BATCHES = 32  # after so many a pass ends, so that its snapshot holds up no vacuum for long
@@ -32,7 +35,10 @@ class TablePass:
     itself; on PostgreSQL on a connection that is kept, which takes a third of the time.
     """
 
-    def __init__(self, engine: Engine, leases: Leases, *, batch: int) -> None:
+    def __init__(
+        self, engine: Engine, leases: Leases, missing: MissingTopics, *, batch: int
+    ) -> None:
+        self._missing = missing
         # SQLite numbers and commits one writer after the other: nothing commits late there,
         # and an open snapshot would be a writer in the way.
         self._frozen = engine.dialect.name != "sqlite"
@@ -62,8 +68,12 @@ class TablePass:
         where: dict[str, int | str] = {"after": self._after, "most": most}
         if not everything:
             where["shards"] = self._leases.listed(self._leases.owned)
+        command = self._sql["read_all" if everything else "read"]
+        if held := self._missing.held:  # else many events of theirs would be read in vain
+            where["held"] = msgspec.json.encode(sorted(held)).decode()
+            command = self._sql["read_all_but" if everything else "read_but"]
         with self._connection() as db:
-            rows = read_rows(db, self._sql["read_all" if everything else "read"], where)
+            rows = read_rows(db, command, where)
         self._portion.came(len(rows), size_of(rows))
         self._batches += 1
         is_short = len(rows) < most

@@ -89,6 +89,15 @@ class EmbeddedBroker:
         """Make sure that *topic* exists; an existing one keeps its partitions."""
         self._topics.create(topic, partitions)
 
+    @property
+    def default_partitions(self) -> int:
+        """How many lanes a topic gets that is made when first used."""
+        return self._settings.partitions
+
+    def topics(self) -> Mapping[str, int]:
+        """Return all topics with the number of their lanes."""
+        return dict(self._db.read("SELECT topic, count(*) FROM hf_lane GROUP BY topic"))
+
     def create_group(self, topic: str, group: str) -> None:
         """Note that *group* reads *topic* from its beginning: `prune` keeps it for the group."""
         named(topic, group)

@@ -44,7 +44,7 @@ class KafkaBroker:
         self._clock = clock
         self._settings = KafkaSettings.read(url, native)
         self._driver = _driver(self._settings, clock)
-        self._cluster = Cluster(self._driver.admin, clock)
+        self._cluster = Cluster(self._driver.admin, clock, self._settings)
         self.caps = Caps(
             settle=Settle.CUMULATIVE,
             ordering=Ordering.PARTITION,
@@ -88,7 +88,7 @@ class KafkaBroker:
                 f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
             )
         for topic in topics:
-            self._cluster.lanes(topic)
+            self._cluster.lanes(topic, make=self._settings.auto_create)
         return KafkaSource(
             lambda rebalance: self._driver.member(topics, group, rebalance, native),
             self._cluster,
@@ -99,6 +99,16 @@ class KafkaBroker:
             listener,
             topics[0],
         )
+
+    @property
+    def default_partitions(self) -> int:
+        """How many partitions a topic gets that is made when first used."""
+        return self._settings.partitions
+
+    def topics(self) -> Mapping[str, int]:
+        """Return all topics but Kafka's own, each with the number of its partitions."""
+        with self._cluster.admin() as admin:
+            return admin.topics()
 
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its partitions."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from holdfast.brokers.kafka.driver import Admin, Extent
+    from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.clock import Clock
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -38,8 +39,9 @@ class Cluster:
     asks: sinks and sources stay open when their broker object is closed.
     """
 
-    def __init__(self, connect: Callable[[], Admin], clock: Clock) -> None:
+    def __init__(self, connect: Callable[[], Admin], clock: Clock, settings: KafkaSettings) -> None:
         self._connect = connect
+        self._settings = settings
         self._clock = clock
         self._admin: Admin | None = None
         self._closed = False
@@ -61,11 +63,11 @@ class Cluster:
                 self._admin = self._connect()
         yield self._admin
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, *, patient: bool = True) -> Topic:
         """Return what is known of topic *name*, asking only once."""
         known = self._topics.get(name)
         if known is None:
-            lanes = self.lanes(name)
+            lanes = self.lanes(name, patient=patient, make=self._settings.auto_create)
             with self.admin() as admin:
                 known = self._topics[name] = Topic(lanes=lanes, largest=admin.largest(name))
         return known
@@ -74,13 +76,24 @@ class Cluster:
         """Ask again: something went wrong, and a topic may have been deleted."""
         self._topics.clear()
 
-    def lanes(self, topic: str) -> tuple[Lane, ...]:
-        """Return the lanes of *topic* now; `UnknownTopic` when it does not exist."""
+    def lanes(self, topic: str, *, patient: bool = True, make: bool = False) -> tuple[Lane, ...]:
+        """Return the lanes of *topic* now; `UnknownTopic` when it does not exist.
+
+        A *patient* asker waits a moment for one that is just being made. With *make*, one
+        that is missing is made as the settings say.
+        """
         _check(topic)
         with self.admin() as admin:
-            found = self._appear(admin, topic)
+            found = admin.partitions(topic)
+            if found is None and make:
+                self._make(admin, topic)
+                patient = True
+            if found is None and patient:
+                found = self._appear(admin, topic)
         if found is None:
-            raise UnknownTopic(topic, "create it with broker.create_topic()")
+            raise UnknownTopic(
+                topic, "create it with  holdfast topics create, or set auto_create=true in the URL"
+            )
         return tuple(Lane(topic, partition) for partition in found)
 
     def exists(self, topic: str) -> bool:
@@ -92,9 +105,16 @@ class Cluster:
     def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
         """Make sure that *topic* exists, and return when it can be used."""
         _check(topic)
+        configs = dict(self._settings.topic)
+        if largest is not None:
+            configs["max.message.bytes"] = str(largest)
         with self.admin() as admin:
-            admin.create(topic, partitions, largest)
+            admin.create(topic, partitions, self._settings.replication_factor, configs)
         self.topic(topic)
+
+    def _make(self, admin: Admin, topic: str) -> None:
+        settings = self._settings
+        admin.create(topic, settings.partitions, settings.replication_factor, settings.topic)
 
     def _appear(self, admin: Admin, topic: str) -> list[int] | None:
         """Return the partitions of *topic*, which asking for may have brought into being."""

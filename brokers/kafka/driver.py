@@ -81,8 +81,14 @@ class Admin(Protocol):
         """Return the partitions of *topic*; None when it does not exist."""
         ...
 
-    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
-        """Create *topic*, for messages of *largest* bytes; an existing one is left as it is."""
+    def topics(self) -> Mapping[str, int]:
+        """Return the topics but Kafka's own, each with the number of its partitions."""
+        ...
+
+    def create(
+        self, topic: str, partitions: int, replicas: int | None, configs: Mapping[str, str]
+    ) -> None:
+        """Create *topic*; an existing one is left as it is."""
         ...
 
     def largest(self, topic: str) -> int | None:

@@ -20,7 +20,11 @@ _OWN = {
     "publish_within": float,
     "commit_every": float,
     "renew_after": float,
+    "auto_create": bool,
+    "partitions": int,
+    "replication_factor": int,
 }
+_OF_TOPICS = "topic."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,14 @@ class KafkaSettings:
     """Seconds between commits while messages are settled; a crash repeats what came after."""
     renew_after: float = 30.0
     """Seconds without progress, though there is something to read, until a client is made anew."""
+    auto_create: bool = False
+    """Whether a topic that is missing is made when it is first used; else it is `UnknownTopic`."""
+    partitions: int = 1
+    """Of topics that are made so."""
+    replication_factor: int | None = None
+    """Of every topic that is made; the cluster's own unless set."""
+    topic: Mapping[str, str] = field(default_factory=dict)
+    """Settings of every topic that is made; in the URL each with `topic.` before its name."""
     servers: tuple[str, ...]
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -51,6 +63,9 @@ class KafkaSettings:
         for name in ("timeout", "publish_within", "renew_after"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0 seconds")
+        for name in ("partitions", "replication_factor"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigurationError(f"{name}={count!r}: use 1 or more")
         if self.commit_every < 0:
             raise ConfigurationError(f"commit_every={self.commit_every!r}: use 0 or more seconds")
 
@@ -65,6 +80,12 @@ class KafkaSettings:
             given = [source.pop(name) for source in (texts, keywords) if name in source]
             if given:
                 own[name] = _converted(name, given[-1], kind)
+        all_given = {**texts, **keywords}
+        of_topics = [name for name in all_given if name.startswith(_OF_TOPICS)]
+        own["topic"] = {name.removeprefix(_OF_TOPICS): str(all_given[name]) for name in of_topics}
+        for name in of_topics:
+            texts.pop(name, None)
+            keywords.pop(name, None)
         if variant := url.scheme.partition("+")[2]:
             own["driver"] = variant
         return cls(
@@ -92,10 +113,15 @@ def _address(host: str, url: BrokerUrl) -> str:
 
 
 def _converted(name: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        if (text := str(value).lower()) in {"1", "true", "yes", "0", "false", "no"}:
+            return text in {"1", "true", "yes"}
+        raise ConfigurationError(f"{name}={value!r}: write true or false")
     try:
         return kind(value)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name}={value!r}: write a number of seconds") from error
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise ConfigurationError(f"{name}={value!r}: write {what}") from error
 
 
 def refuse(native: Mapping[str, Any], name: str, allowed: object, why: str) -> None:

@@ -65,6 +65,8 @@ class KafkaSink:
         self._narrow: dict[str, int] = {}
         self._absent: dict[str, HoldfastError] = {}
         """Topics that were missing when `room` was asked for last."""
+        self._gone: set[str] = set()
+        """Topics that were missing when they were looked up last."""
         self._closed = False
         self._producer: Producer | None = make()
 
@@ -130,10 +132,13 @@ class KafkaSink:
         errors: dict[str, HoldfastError] = {}
         for name in topics:
             try:
-                largest = self._cluster.topic(name).largest
+                # Who is told once that it is missing is told again without delay.
+                largest = self._cluster.topic(name, patient=name not in self._gone).largest
             except (InvalidMessage, UnknownTopic) as error:
                 errors[name] = error
+                self._gone.add(name)
                 continue
+            self._gone.discard(name)
             self._known.add(name)
             if largest is not None and self.caps.max_message and largest < self.caps.max_message:
                 self._narrow[name] = largest

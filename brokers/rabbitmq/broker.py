@@ -73,6 +73,11 @@ class RabbitBroker:
         self._sources.add(source)
         return source
 
+    @property
+    def default_partitions(self) -> int:
+        """How many lanes a topic gets that is made when first used."""
+        return self._settings.partitions
+
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its lanes."""
         if not topic:

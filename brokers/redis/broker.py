@@ -104,6 +104,15 @@ class RedisBroker:
             listener,
         )
 
+    @property
+    def default_partitions(self) -> int:
+        """How many lanes a topic gets that is made when first used."""
+        return self._settings.partitions
+
+    def topics(self) -> Mapping[str, int]:
+        """Return all topics with the number of their lanes."""
+        return self._topics.known(self._topics.all())
+
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its lanes."""
         self._topics.create(topic, partitions)

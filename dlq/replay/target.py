@@ -44,7 +44,10 @@ class Target:
     def _prepare(self, original: str, group: str) -> None:
         topic = target_topic(original, group, self._to_topic)
         if self._to_topic is None:
-            self._broker.create_topic(topic, partitions=self._lanes(group, original) or 1)
+            lanes = self._lanes(group, original)
+            if lanes == 0:
+                raise UnknownTopic(original, "create it first: its replay topic gets as many lanes")
+            self._broker.create_topic(topic, partitions=1 if lanes is None else lanes)
         elif self._lanes(group, topic) == 0:
             raise UnknownTopic(topic, "create it first, or leave --to-topic out to use the group's")
 

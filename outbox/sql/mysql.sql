@@ -38,6 +38,19 @@ ORDER BY seq LIMIT :most
 -- name: read_all
 SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
 FROM holdfast_outbox WHERE seq > :after ORDER BY seq LIMIT :most
+-- name: read_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
+FROM holdfast_outbox
+WHERE seq > :after
+AND NOT JSON_CONTAINS(:held, JSON_QUOTE(aggregatetype))
+AND FIND_IN_SET(shard, :shards)
+ORDER BY seq LIMIT :most
+-- name: read_all_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
+FROM holdfast_outbox
+WHERE seq > :after
+AND NOT JSON_CONTAINS(:held, JSON_QUOTE(aggregatetype))
+ORDER BY seq LIMIT :most
 -- name: delete
 -- The list drives the join: a scan would wait for rows that are not committed yet.
 DELETE o FROM JSON_TABLE(CONCAT('[', :seqs, ']'), '$[*]' COLUMNS (seq BIGINT PATH '$')) j

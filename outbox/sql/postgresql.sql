@@ -37,6 +37,21 @@ ORDER BY seq LIMIT :most
 SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
     CAST(id AS text), type
 FROM holdfast_outbox WHERE seq > :after ORDER BY seq LIMIT :most
+-- name: read_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox
+WHERE seq > :after
+AND NOT aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(CAST(:held AS json))))
+AND shard = ANY (CAST(:shards AS smallint[]))
+ORDER BY seq LIMIT :most
+-- name: read_all_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox
+WHERE seq > :after
+AND NOT aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(CAST(:held AS json))))
+ORDER BY seq LIMIT :most
 -- name: delete
 DELETE FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[]))
 -- name: delete_run

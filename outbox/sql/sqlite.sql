@@ -36,6 +36,19 @@ ORDER BY seq LIMIT :most
 -- name: read_all
 SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
 FROM holdfast_outbox WHERE seq > :after ORDER BY seq LIMIT :most
+-- name: read_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
+FROM holdfast_outbox
+WHERE seq > :after
+AND aggregatetype NOT IN (SELECT value FROM json_each(:held))
+AND shard IN (SELECT value FROM json_each('[' || :shards || ']'))
+ORDER BY seq LIMIT :most
+-- name: read_all_but
+SELECT seq, shard, aggregatetype, aggregateid, payload, headers, id, type
+FROM holdfast_outbox
+WHERE seq > :after
+AND aggregatetype NOT IN (SELECT value FROM json_each(:held))
+ORDER BY seq LIMIT :most
 -- name: delete
 DELETE FROM holdfast_outbox WHERE seq IN (SELECT value FROM json_each('[' || :seqs || ']'))
 -- name: next_due

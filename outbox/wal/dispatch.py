@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.message import Message
     from holdfast.outbox.leased_sink import LeasedSink
     from holdfast.outbox.leases import Leases
+    from holdfast.outbox.missing import MissingTopics
     from holdfast.outbox.outcome import Refused
     from holdfast.outbox.rows import Row
     from holdfast.outbox.wal.cleaner import Cleaner
@@ -38,6 +39,7 @@ class Dispatch:
         leases: Leases,
         parking: WalParking,
         cleaner: Cleaner,
+        missing: MissingTopics,
     ) -> None:
         self.finished = 0
         """How far the batches finished so far reach."""
@@ -48,6 +50,7 @@ class Dispatch:
         self._leases = leases
         self._parking = parking
         self._cleaner = cleaner
+        self._missing = missing
         self._batch: Batch | None = None
         self._rows: list[Row] = []
         self._sent: list[Row] = []
@@ -87,11 +90,13 @@ class Dispatch:
         if self._rows and not room:
             return Step()
         rest = self._rows[room:]
-        rows, behind = self._parking.split(self._rows[:room])
+        asked, behind = self._parking.split(self._without_missing(self._rows[:room]))
         try:
-            rows, refused = precheck(rows, self._sink)
+            rows, refused = precheck(asked, self._sink, self._missing)
         except DependencyDown as error:
             self.outage = error
+            return Step()
+        if len(rows) + len(refused) < len(asked) and self._must_wait(asked):
             return Step()
         parked = self._park([*((row, None) for row in behind), *refused])
         self._sent, self._rows = rows, rows + rest
@@ -100,6 +105,19 @@ class Dispatch:
         else:
             self._reach(rest)
         return Step(parked=parked)
+
+    def _without_missing(self, rows: list[Row]) -> list[Row]:
+        """Return *rows* without those that are left in the table, for their topic is missing."""
+        held = self._missing.held
+        return [row for row in rows if row.seq < 0 or row.topic not in held] if held else rows
+
+    def _must_wait(self, rows: Sequence[Row]) -> bool:
+        """Whether *rows* hold one of a missing topic that no table keeps: everything waits then."""
+        held = self._missing.held
+        topic = next((row.topic for row in rows if row.seq < 0 and row.topic in held), None)
+        if topic is not None:
+            self.outage = DependencyDown(f"an event without a row waits: no topic {topic!r}")
+        return topic is not None
 
     def _messages(self, rows: list[Row]) -> list[Message]:
         batch = self._batch
@@ -122,18 +140,22 @@ class Dispatch:
         outcome = sort_out(rows, results)
         if isinstance(outcome.outage, LeaseLost):
             raise outcome.outage
+        self._missing.note(outcome.missing)
+        if self._missing.topics and outcome.outage is None:
+            self._missing.there({row.topic for row in rows} - outcome.missing.keys())
         if self._batch is None:  # the stream it came from is gone
             self._cleaner.add(outcome.done, ())
             return Step(published=len(outcome.done))
         self._cleaner.add(outcome.done, self._batch.xids)
         parked = self._park(outcome.refused)
         rest = self._rows[len(rows) :]
-        if outcome.outage is None:
+        if outcome.outage is None and not (outcome.missing and self._must_wait(rows)):
             self._reach(rest)
         else:
             settled = {*outcome.done, *(row.seq for row, _ in outcome.refused)}
             self._rows = [row for row in rows if row.seq not in settled] + rest
-            self._hit(outcome.outage)
+            if outcome.outage is not None:
+                self._hit(outcome.outage)
         return Step(published=len(outcome.done), parked=parked)
 
     def _park(self, rows: Sequence[Refused]) -> int:

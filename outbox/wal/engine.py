@@ -13,6 +13,7 @@ from holdfast.outbox.delays import Delays
 from holdfast.outbox.engine import Step
 from holdfast.outbox.leased_sink import LeasedSink
 from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
+from holdfast.outbox.missing import MissingTopics
 from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.slot_name import default_slot
@@ -89,7 +90,8 @@ class WalEngine:
         )
         self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
         self._waker = Waker()
-        self._parking = WalParking(self._engine, clock=clock)
+        self._missing = MissingTopics(clock=clock)
+        self._parking = WalParking(self._engine, self._missing, clock=clock)
         self._delays = Delays(self._engine, self._leases, clock=clock)
         self._cleaner = Cleaner(
             self._engine, self._leases, self._waker.wake, clock=clock, most=2 * batch
@@ -99,7 +101,7 @@ class WalEngine:
             self._sink, self._waker.wake, at_once=self._sink.is_hurried, clock=clock
         )
         self._dispatch = Dispatch(
-            self._sink, self._courier, self._leases, self._parking, self._cleaner
+            self._sink, self._courier, self._leases, self._parking, self._cleaner, self._missing
         )
         self._losses = Losses(messages=messages)
         self._opening = Opening(
@@ -123,8 +125,9 @@ class WalEngine:
         outage, self._dispatch.outage = self._dispatch.outage, None
         if outage is not None:
             raise outage
-        if (lost := self._losses.untold()) or self._stranger.named is not None:
-            return replace(step, hindered=self._stranger.named, slots_lost=lost)
+        missing = self._missing.topics
+        if (lost := self._losses.untold()) or self._stranger.named is not None or missing:
+            return replace(step, hindered=self._stranger.named, slots_lost=lost, missing=missing)
         return step
 
     def _guarded(self) -> Step:
@@ -239,11 +242,19 @@ class WalEngine:
         if self._sendable(reading):
             step = step.plus(self._dispatch.start(reading.take()))
         reading.confirm(self._dispatch.finished)
-        if self._leftovers.found(reading.confirmed):
-            self._let_go()
+        if self._leftovers.found(reading.confirmed, self._missing) or self._may_be_there():
+            self._let_go()  # what waits in the table is read from there
             return step
         busy = received or step.published or step.parked or self._dispatch.busy
         return replace(step, idle=not busy and reading.caught_up, rested=True)
+
+    def _may_be_there(self) -> bool:
+        """Whether to read the table again for topics that were missing and may be there now."""
+        if not self._missing.topics or self._dispatch.busy or not self._missing.try_again():
+            return False
+        still = self._sink.absent(self._missing.topics)
+        self._missing.note(still)
+        return len(still) < len(self._missing.topics)
 
     def _sendable(self, reading: Reading[Batch]) -> bool:
         return reading.waiting and not self._dispatch.busy

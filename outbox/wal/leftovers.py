@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.clock import Clock
+    from holdfast.outbox.missing import MissingTopics
     from holdfast.outbox.wal.cleaner import Cleaner
 
 log = logging.getLogger("holdfast.outbox.wal")
@@ -35,15 +36,19 @@ class Leftovers:
         self._seqs: list[int] = []
         self._end = 0
 
-    def found(self, finished: int) -> bool:
-        """Whether rows are left behind; everything before the position *finished* is done."""
+    def found(self, finished: int, missing: MissingTopics) -> bool:
+        """Whether rows are left behind; everything before the position *finished* is done.
+
+        Rows of topics that are *missing* are meant to wait.
+        """
         if self._seqs:
             return finished >= self._end and self._still_there()
         now = self._clock.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             with self._engine.connect() as db:
-                self._seqs = list(db.execute(self._sql["oldest"]).scalars())
+                oldest = db.execute(self._sql["oldest"], {"held": list(missing.topics)})
+                self._seqs = list(oldest.scalars())
                 # Later than the rows: their commits lie before it.
                 self._end = position(db.execute(self._sql["log_end"]).scalar_one())
         return False

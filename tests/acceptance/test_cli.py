@@ -306,6 +306,64 @@ def test_relay_once_publishes_what_was_committed(tmp_path: Path) -> None:
     broker.close()
 
 
+def test_topics_are_made_listed_and_shown(tmp_path: Path) -> None:
+    """What a new topic is like stands in the URL; a missing one is exit code 1."""
+    url = ("--broker", "sqlite:///b.db?partitions=3")
+    made = holdfast("topics", "create", "orders", *url, "--json", cwd=tmp_path)
+    assert json.loads(made.stdout) == [{"topic": "orders", "created": True}]
+    again = holdfast("topics", "create", "orders", "logs", "--partitions", "2", *url, cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, "topic orders was there\ntopic logs is made\n")
+    listed = json.loads(holdfast("topics", "list", *url, "--json", cwd=tmp_path).stdout)
+    assert listed == [{"topic": "logs", "partitions": 2}, {"topic": "orders", "partitions": 3}]
+    shown = holdfast("topics", "show", "orders", *url, cwd=tmp_path)
+    assert shown.stdout == "topic orders: 3 partition(s)\n"
+    missing = holdfast("topics", "show", "nothing", *url, cwd=tmp_path)
+    assert (missing.returncode, "nothing" in missing.stderr) == (1, True)
+
+
+def test_relay_once_fails_when_events_wait_for_a_topic_that_is_missing(tmp_path: Path) -> None:
+    """Nothing is parked, the topic is named, and once it is made the same command succeeds."""
+    assert holdfast("db", "upgrade", cwd=tmp_path).returncode == 0
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    with Session(engine) as session, session.begin():
+        Outbox().add(session, {"n": 1}, topic="orders", key="k")
+    engine.dispose()
+    command = ("relay", "--once", "--broker", "sqlite:///b.db?auto_create=false")
+    done = holdfast(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no topic orders" in done.stderr
+    assert json.loads(holdfast("outbox", "parked", "list", "--json", cwd=tmp_path).stdout) == []
+    with closing(connect(f"sqlite:///{tmp_path}/b.db")) as broker:
+        broker.create_topic("orders")
+    done = holdfast(*command, cwd=tmp_path)
+    assert (done.returncode, "published 1 events" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_relay_publishes_nothing_before_an_expected_group_is_there(
+    rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """It says which group of which topic, and what makes it; after that it publishes."""
+    url, topic = f"{rabbitmq.url}?maturity=0", f"orders-{new_id()}"
+    assert holdfast("db", "upgrade", cwd=tmp_path).returncode == 0
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
+    with Session(engine) as session, session.begin():
+        Outbox().add(session, {"n": 1}, topic=topic, key="k")
+    engine.dispose()
+    with closing(connect(url)) as broker:  # another group is there, the expected one is not
+        broker.create_group(topic, "audit")
+    command = ("relay", "--once", "--broker", url, "--expect-group", f"{topic}=billing")
+    done = holdfast(*command, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert f"holdfast group create --topic {topic} --group billing" in done.stderr
+    made = holdfast("group", "create", "--broker", url, "--topic", topic, "--group", "billing")
+    assert made.returncode == 0, made.stderr
+    done = holdfast(*command, cwd=tmp_path)
+    assert (done.returncode, "published 1 events" in done.stdout) == (0, True), done.stderr
+    wrong = holdfast(*command[:-1], "billing", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "TOPIC=GROUP" in wrong.stderr
+
+
 @pytest.fixture
 def parked(tmp_path: Path) -> Path:
     """Make a shop with one key parked: a refused event with an ugly payload, and one behind."""
@@ -318,7 +376,8 @@ def parked(tmp_path: Path) -> Path:
         Outbox().add(session, b"\xff\xfe" + b"y" * 3000, topic="orders")
     engine.dispose()
     done = holdfast("relay", "--once", "--broker", "sqlite:///b.db?max_message=2000", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "3 were parked" in done.stderr
     return tmp_path
 
 

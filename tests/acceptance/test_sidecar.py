@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +326,23 @@ def test_a_drain_on_a_terminal_shows_progress(tmp_path: Path) -> None:
     assert b"publishing" in shown
     assert b"/4000" in shown.replace(b",", b"")
     assert b"/s" in shown
+
+
+def test_a_relay_that_misses_a_topic_says_so_on_its_probe_and_comes_back(tmp_path: Path) -> None:
+    """/readyz names the topic while /healthz is good; both are good once it is made."""
+    url, to = f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/b.db?auto_create=false"
+    shop(url)
+    with sidecar(tmp_path, "--database", url, "--broker", to) as running:
+        wait_until(
+            lambda: "no such topic: orders" in running.get("/readyz")[1],
+            deadline=30, what="it says so",
+        )  # fmt: skip
+        assert running.get("/healthz")[0] == 200
+        assert running.metric("holdfast_relay_missing_topics") == 1
+        with closing(connect(to)) as broker:
+            broker.create_topic("orders")
+        wait_until(lambda: running.get("/readyz")[0] == 200, deadline=60, what="it is ready")
+    assert waiting(url) == 0
 
 
 def test_once_says_when_the_broker_is_down(tmp_path: Path) -> None:

@@ -134,19 +134,3 @@ def test_what_compression_makes_fit_is_not_refused(
     sink.close()
     assert stored(broker, topic, 2) == [LARGE, "2"]
     broker.close()
-
-
-def test_a_missing_topic_parks_its_events_and_no_others(
-    broker: Any, topic: str, engine: Engine
-) -> None:
-    """Found before anything is sent, and looked for again after a release."""
-    missing = f"missing-{new_id()}"
-    stage(engine, missing, ("k", "1"), ("k", "2"))
-    stage(engine, topic, ("k", "o"))
-    sink = broker.sink()
-    assert Relay(LeaseEngine(engine, sink)).run_once() == 1
-    broker.create_topic(missing)
-    ParkedKeys(engine).release(Selection(topic=missing), Warrant(actor="ops", reason="created"))
-    assert Relay(LeaseEngine(engine, sink)).run_once() == 2
-    sink.close()
-    assert stored(broker, missing, 2) == ["1", "2"]

@@ -30,7 +30,7 @@ from holdfast.brokers.kafka.driver import Extent
 from holdfast.errors import BrokerDown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from holdfast.brokers.kafka.settings import KafkaSettings
     from holdfast.ports import Lane
@@ -86,11 +86,24 @@ class ConfluentAdmin:
             raise fault
         return sorted(found.partitions) or None
 
-    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
+    def topics(self) -> dict[str, int]:
+        """Return the topics but Kafka's own."""
+        with translated("asking for the topics"):
+            found = self._client.list_topics(timeout=self._seconds).topics
+        own = {name: about for name, about in found.items() if not name.startswith("__")}
+        return {name: len(about.partitions) for name, about in own.items()}
+
+    def create(
+        self, topic: str, partitions: int, replicas: int | None, configs: Mapping[str, str]
+    ) -> None:
         """Create *topic* unless it exists."""
-        own = {} if largest is None else {"max.message.bytes": str(largest)}
         with translated(f"creating topic {topic!r}"):
-            new = NewTopic(topic, num_partitions=partitions, config=own)
+            new = NewTopic(
+                topic,
+                num_partitions=partitions,
+                replication_factor=-1 if replicas is None else replicas,
+                config=dict(configs),
+            )
             [future] = self._client.create_topics([new], request_timeout=self._seconds).values()
             try:
                 future.result()

@@ -71,11 +71,22 @@ class PureAdmin:
         parts = [part["partition_index"] for part in found["partitions"]]
         return sorted(parts) if parts and not found["error_code"] else None
 
-    def create(self, topic: str, partitions: int, largest: int | None = None) -> None:
+    def topics(self) -> dict[str, int]:
+        """Return the topics but Kafka's own."""
+        with translated("asking for the topics"):
+            names = [name for name in self._client.list_topics() if not name.startswith("__")]
+            found = self._client.describe_topics(names) if names else []
+        return {about["name"]: len(about["partitions"]) for about in found}
+
+    def create(
+        self, topic: str, partitions: int, replicas: int | None, configs: Mapping[str, str]
+    ) -> None:
         """Create *topic* unless it exists."""
         wanted: dict[str, Any] = {"num_partitions": partitions}
-        if largest is not None:
-            wanted["configs"] = {_LARGEST: str(largest)}
+        if replicas is not None:
+            wanted["replication_factor"] = replicas
+        if configs:
+            wanted["configs"] = dict(configs)
         with translated(f"creating topic {topic!r}"):
             try:
                 self._client.create_topics({topic: wanted}, timeout_ms=self._milliseconds)

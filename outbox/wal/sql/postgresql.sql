@@ -47,7 +47,8 @@ SELECT CAST(pg_current_snapshot() AS text)
 -- name: log_end
 SELECT CAST(pg_current_wal_insert_lsn() AS text)
 -- name: oldest
-SELECT seq FROM holdfast_outbox ORDER BY seq LIMIT 100
+SELECT seq FROM holdfast_outbox WHERE NOT aggregatetype = ANY (CAST(:held AS text[]))
+ORDER BY seq LIMIT 100
 -- name: present
 SELECT seq FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq
 -- name: emit
