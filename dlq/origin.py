@@ -96,7 +96,7 @@ def protected(message: Message, origin: Origin) -> tuple[Message, Governance]:
         # A message that lacks its subject is just the kind that fails: it has secrets too.
         whose = UNKNOWN if subject is None else subject
         payload, sealed, gone = origin.vault.seal_or_remove(
-            payload, origin.fields, whose, made=message.time
+            payload, origin.fields, whose, made=message.time, message_id=message.id
         )
         redacted += gone
         if subject is None and sealed:

@@ -39,14 +39,16 @@ def restored(letter: DeadLetter, vault: Vault | None = None, *, edited: bool = F
             f"{letter.dlq_id} lacks the redacted fields {', '.join(gaps)}: put "
             "them back with  holdfast dlq edit  first, or discard it"
         )
-    payload = opened(letter.message.payload, governance, vault)
+    payload = opened(letter.message.payload, governance, vault, letter.message.id)
     if payload is letter.message.payload:
         return letter.message
     return letter.message.with_(payload=payload)
 
 
-def opened(payload: bytes | None, governance: Governance, vault: Vault | None) -> bytes | None:
-    """Return *payload* with its sealed fields readable; the very same where it has none.
+def opened(
+    payload: bytes | None, governance: Governance, vault: Vault | None, message_id: str
+) -> bytes | None:
+    """Return the *payload* of a message with its sealed fields readable; the same if it has none.
 
     `NotReplayable` when that takes a *vault*, `Forgotten` when the subject's key is gone.
     """
@@ -57,7 +59,9 @@ def opened(payload: bytes | None, governance: Governance, vault: Vault | None) -
         raise NotReplayable(
             f"it has encrypted fields ({fields}): give the vault's master key, by --master-key-file"
         )
-    readable = vault.open(payload, governance.sealed, governance.subject or "")
+    readable = vault.open(
+        payload, governance.sealed, governance.subject or "", message_id=message_id
+    )
     if is_sealed(readable):
         raise NotReplayable(
             f"not every encrypted field was found again ({fields}): put the values in with  "

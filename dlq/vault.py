@@ -1,10 +1,11 @@
 """Field encryption with a key per data subject; forgetting the key erases the subject.
 
 Each subject has a random AES-256 key, wrapped by the master key and kept in the database.
-A sealed field is replaced by the text `sealed:v1:<base64>`; everything else of the payload
-stays readable, to the byte. A payload that is not JSON is sealed whole. `forget` deletes the
-key: every copy of the fields, in the store, in topics, in backups of them, is noise from then
-on. A subject that comes back later gets another key, for messages that are newer than that.
+A sealed field is replaced by the text `sealed:v2:<base64>`, which opens only as this field of
+this message; everything else of the payload stays readable, to the byte. A payload that is not
+JSON is sealed whole. `forget` deletes the key: every copy of the fields, in the store, in
+topics, in backups of them, is noise from then on. A subject that comes back later gets another
+key, for messages that are newer than that.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import hashlib
 import os
 from base64 import b64decode, b64encode
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.columns import cut
 from holdfast.dlq.audit import Audit, Warrant
-from holdfast.dlq.fields import changed
+from holdfast.dlq.fields import changed, pattern
 from holdfast.dlq.redaction import within, without_fields
 from holdfast.dlq.schema import subject_key
 from holdfast.dlq.store import insert_ignoring
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
-MARK: Final = "sealed:v1:"
-_SEAL = b'"' + MARK.encode()
+MARK: Final = "sealed:v2:"
+_SEAL, _OLD_SEAL = b'"' + MARK.encode(), b'"sealed:v1:'
+_SEALED = b'"sealed:v'
 _NONCE = 12
 _KEY_BYTES = 32
 
@@ -72,35 +76,58 @@ class Vault:
         subject: str,
         *,
         made: datetime | None = None,
+        message_id: str = "",
     ) -> tuple[bytes | None, tuple[str, ...]]:
         """Return *payload* with the fields at *paths* encrypted, and where they are.
 
-        All of it is encrypted if it is not JSON: its fields cannot be told apart.
+        They open only as the fields of the message *message_id* that they are. All of it is
+        encrypted if it is not JSON: its fields cannot be told apart.
         `Forgotten` if the subject was, unless the message was *made* later: then it came back.
         """
         if payload is None:
             return payload, ()
         key: list[Any] = []
 
-        def hide(value: bytes) -> bytes:
+        def hide(value: bytes, bound: bytes) -> bytes:
             if not key:
                 key.append(self._aead.AESGCM(self._key_for(subject, made)))
             nonce = self._entropy(_NONCE)
-            return _SEAL + b64encode(nonce + key[0].encrypt(nonce, value, subject.encode())) + b'"'
+            return _SEAL + b64encode(nonce + key[0].encrypt(nonce, value, bound)) + b'"'
 
-        return changed(payload, within(payload, paths), hide)
+        places: tuple[str, ...] = ()
+        for path in within(payload, paths):
+            # A star may stand for a name: bound is what a field is called, not who looks for it.
+            _, found = changed(payload, (path,), lambda value: value)
+            for place in found:
+                bound = _bound(subject, place, message_id)
+                payload, _ = changed(payload, (place,), partial(hide, bound=bound))
+            places += found
+        return payload, places
 
     def seal_or_remove(
-        self, payload: bytes | None, paths: tuple[str, ...], subject: str, *, made: datetime
+        self,
+        payload: bytes | None,
+        paths: tuple[str, ...],
+        subject: str,
+        *,
+        made: datetime,
+        message_id: str = "",
     ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
         """Return *payload* with the fields sealed, or removed if the subject was forgotten."""
         try:
-            return *self.seal(payload, paths, subject, made=made), ()
+            return *self.seal(payload, paths, subject, made=made, message_id=message_id), ()
         except Forgotten:
             bare, gone = without_fields(payload, paths)
             return bare, (), gone
 
-    def open(self, payload: bytes | None, paths: tuple[str, ...], subject: str) -> bytes | None:
+    def open(
+        self,
+        payload: bytes | None,
+        paths: tuple[str, ...],
+        subject: str,
+        *,
+        message_id: str = "",
+    ) -> bytes | None:
         """Return *payload* with the sealed fields at *paths* readable again, for a replay.
 
         `Forgotten` when the subject's key is gone; what an edit has put in the place of a
@@ -108,8 +135,8 @@ class Vault:
         """
         key: list[Any] = []
 
-        def show(value: bytes) -> bytes:
-            if not value.startswith(_SEAL):
+        def show(value: bytes, bound: bytes) -> bytes:
+            if not value.startswith((_SEAL, _OLD_SEAL)):
                 return value
             if not key:
                 key.append(self._aead.AESGCM(self._known_key(subject)))
@@ -120,14 +147,18 @@ class Vault:
                     "a sealed field was changed: edit it and put its value there in full"
                 ) from error
             try:
-                return self._decrypted(key[0], packed, subject)
+                old = value.startswith(_OLD_SEAL)  # those are bound to the subject alone
+                return self._decrypted(key[0], packed, subject.encode() if old else bound)
             except ConfigurationError:
                 if self._row(subject).forgotten_at is not None:
                     raise _forgotten() from None  # this key is the one that it got later
                 raise
 
         # What was sealed last is opened first: one field may be within another.
-        return changed(payload, paths[::-1], show)[0]
+        for path in paths[::-1]:
+            bound = _bound(subject, path, message_id)
+            payload, _ = changed(payload, (path,), partial(show, bound=bound))
+        return payload
 
     def forget(self, subject: str, warrant: Warrant) -> bool:
         """Delete the key of *subject*; return whether there was one."""
@@ -166,15 +197,16 @@ class Vault:
             raise ConfigurationError(f"subject {subject!r} has no key in this database")
         if row.wrapped is None:
             raise _forgotten()
-        return self._decrypted(self._master, bytes(row.wrapped), subject)
+        return self._decrypted(self._master, bytes(row.wrapped), subject.encode())
 
-    def _decrypted(self, key: Any, packed: bytes, subject: str) -> bytes:
+    def _decrypted(self, key: Any, packed: bytes, bound: bytes) -> bytes:
         wrong = driver("cryptography.exceptions", extra="crypto").InvalidTag
         try:
-            text: bytes = key.decrypt(packed[:_NONCE], packed[_NONCE:], subject.encode())
+            text: bytes = key.decrypt(packed[:_NONCE], packed[_NONCE:], bound)
         except (wrong, ValueError) as error:  # the latter for what is too short to be one
             raise ConfigurationError(
-                "this is not the master key, or not the subject, that the field was sealed with"
+                "this is not the master key, or not the subject, the field or the message, that it "
+                "was sealed with"
             ) from error
         return text
 
@@ -204,6 +236,11 @@ def forget(engine: Engine, subject: str, warrant: Warrant, *, clock: Clock = SYS
     return committed(engine, work, clock=clock)
 
 
+def _bound(subject: str, path: str, message_id: str) -> bytes:
+    """Return what a sealed field belongs to; items of one list may change their places."""
+    return msgspec.json.encode([subject, pattern(path), message_id])
+
+
 def _nameless(subject: str, wrapped: bytes) -> str:
     return hashlib.blake2b(subject.encode(), key=wrapped[:64], digest_size=16).hexdigest()
 
@@ -216,7 +253,7 @@ def _forgotten() -> Forgotten:
 
 def is_sealed(payload: bytes | None) -> bool:
     """Whether anything in *payload* is sealed."""
-    return payload is not None and _SEAL in payload
+    return payload is not None and _SEALED in payload
 
 
 def masked(payload: bytes | None, paths: tuple[str, ...]) -> bytes | None:

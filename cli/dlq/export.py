@@ -1,9 +1,13 @@
 """`holdfast dlq export`: dead letters as JSON lines or Parquet, for other tools."""
 
 import base64
+import contextlib
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -12,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import Engine
 
 from holdfast.cli.display import err
-from holdfast.cli.dlq.opened import dead_letters, one_group
+from holdfast.cli.dlq.opened import dead_letters, one_group, warrant
 from holdfast.cli.dlq.options import (
     ConsumerGroup,
     Database,
@@ -29,13 +33,16 @@ from holdfast.cli.dlq.options import (
     moment,
 )
 from holdfast.cli.dlq.progress import shown_work
-from holdfast.cli.options import Config
+from holdfast.cli.options import Actor, Config
 from holdfast.database import reading
+from holdfast.dlq.audit import Audit
+from holdfast.dlq.redaction import holds_credentials
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.rows import CLOSED, PENDING
 from holdfast.dlq.schema import message
 from holdfast.errors import ConfigurationError
 from holdfast.extras import driver
+from holdfast.scrubbing import REDACTED
 
 _BATCH = 1000
 _STATES = (PENDING, *CLOSED, "any")
@@ -61,8 +68,17 @@ def export(
     to: Annotated[
         Path, typer.Option(help="The file: .jsonl or .parquet; - is standard output.")
     ] = Path("-"),
+    with_credentials: Annotated[
+        bool,
+        typer.Option("--with-credentials", help="Headers that hold credentials as they are."),
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit trail.")] = "export",
+    actor: Actor = None,
 ) -> None:
-    """Write dead letters as JSON lines or Parquet."""
+    """Write dead letters as JSON lines or Parquet; the file is yours alone, and audited.
+
+    Headers whose names speak of credentials show stars unless --with-credentials asks for them.
+    """
     if to.suffix not in (".jsonl", ".parquet") and str(to) != "-":
         raise ConfigurationError(f"--to {to}: name a .jsonl or a .parquet file, or -")
     known_class(kind)
@@ -82,8 +98,13 @@ def export(
             until=moment(until, "--until"),
             state=None if state == "any" else state,
         )
+        facts = {"to": str(to), "state": state, "with_credentials": with_credentials}
+        chosen = {name: value for name, value in asdict(selection).items() if value}
+        # Before anything leaves: what cannot be audited is not written.
+        Audit().record(engine, warrant(actor, reason), "export", "dead letters",
+                       {**facts, "selection": chosen})  # fmt: skip
         try:
-            count = _export(engine, selection, to)
+            count = _export(engine, selection, to, shows=with_credentials)
         except BrokenPipeError:
             raise  # who reads has enough, as `head` has: the command ends without a word
         except OSError as broken:
@@ -91,7 +112,7 @@ def export(
     err.print(f"exported {count:,} dead letters", highlight=False)
 
 
-def _export(engine: Engine, selection: Selection, to: Path) -> int:
+def _export(engine: Engine, selection: Selection, to: Path, *, shows: bool) -> int:
     """Write them, and show how far that is, unless the lines themselves are on the terminal."""
     total = None
     if err.is_terminal:
@@ -99,6 +120,8 @@ def _export(engine: Engine, selection: Selection, to: Path) -> int:
             rows = select(func.count()).select_from(message).where(*selection.where())
             total = db.execute(rows).scalar_one()
     batches = _batches(engine, selection)
+    if not shows:
+        batches = ([_starred(row) for row in batch] for batch in batches)
     if str(to) == "-":
         return _written(batches, to)
     with shown_work("exported", total) as observe:
@@ -135,8 +158,28 @@ def _written(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
         count = _lines(batches, sys.stdout)
         sys.stdout.flush()
         return count
-    with to.open("w", encoding="ascii") as file:
+    with open(to, "w", encoding="ascii", opener=_private) as file:
         return _lines(batches, file)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that nobody else may read, also one that was there with other rights."""
+    found = os.open(path, flags, 0o600)
+    with contextlib.suppress(OSError):  # /dev/stdout, or another's
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            os.fchmod(found, 0o600)
+    return found
+
+
+def _starred(row: dict[str, Any]) -> dict[str, Any]:
+    """Return *row* with stars for what headers hold credentials."""
+    pairs = [
+        [name, REDACTED if value is not None and holds_credentials(name) else value]
+        for name, value in json.loads(row["headers"])
+    ]
+    if not any(value == REDACTED for _, value in pairs):
+        return row
+    return {**row, "headers": json.dumps(pairs)}
 
 
 def _lines(batches: Iterator[list[dict[str, Any]]], file: IO[str]) -> int:
@@ -161,7 +204,10 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def _parquet(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
     pyarrow, parquet = driver("pyarrow", extra="spark"), driver("pyarrow.parquet", extra="spark")
     count, schema = 0, _schema(pyarrow)
-    with parquet.ParquetWriter(to, schema) as writer:
+    with (
+        open(to, "wb", opener=_private) as file,
+        parquet.ParquetWriter(file, schema) as writer,
+    ):
         for batch in batches:
             writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)

@@ -157,7 +157,7 @@ class Edits:
             observe(done)
             payload, is_secret = one.message.payload, bool(one.governance.sealed)
             try:
-                readable = self._secrets.opened(payload, one.governance)
+                readable = self._secrets.opened(payload, one.governance, one.message.id)
                 after = transform.applied(readable)
                 if after == readable:
                     continue
@@ -172,7 +172,7 @@ class Edits:
     def _drafted(self, one: Stored, after: Message, handler: Named | None) -> _Draft:
         """Return *after* as it may be stored, once *handler* takes it."""
         _validate(after, handler, is_secret=bool(one.governance.sealed))
-        payload = self._secrets.sealed(after.payload, one.message.payload, one.governance)
+        payload = self._secrets.sealed(after, one.message.payload, one.governance)
         return _Draft(one.revision, one.message, after.with_(payload=payload))
 
     def _store(

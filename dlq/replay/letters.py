@@ -153,7 +153,7 @@ def open_messages(engine: Engine, dlq_ids: Sequence[str], vault: Vault | None) -
         if row.envelope is not None:
             governance = _envelope(row.envelope).governance
             try:
-                payload = opened(message.payload, governance, vault)
+                payload = opened(message.payload, governance, vault, message.id)
             except ConfigurationError as error:
                 closed[row.dlq_id] = str(error)
                 continue

@@ -182,7 +182,8 @@ class Reader:
                 continue
             if envelope is not None:
                 try:
-                    payload = opened(payload, _envelope(envelope).governance, self._vault)
+                    governance = _envelope(envelope).governance
+                    payload = opened(payload, governance, self._vault, own_id)
                 except ConfigurationError as error:
                     unfit.append(Refusal(number, dlq_id, str(error)))
             if state != PENDING:

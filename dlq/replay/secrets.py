@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.letter import Governance
     from holdfast.dlq.vault import Vault
+    from holdfast.message import Message
 
 
 class Secrets:
@@ -27,20 +28,22 @@ class Secrets:
         self._engine = engine
         self._vault = vault
 
-    def opened(self, payload: bytes | None, governance: Governance) -> bytes | None:
+    def opened(
+        self, payload: bytes | None, governance: Governance, message_id: str
+    ) -> bytes | None:
         """Return *payload* as a function may see it: readable with the vault, else as it is."""
         if self._vault is None or not governance.sealed:
             return payload
-        return self._vault.open(payload, governance.sealed, governance.subject or "")
+        subject = governance.subject or ""
+        return self._vault.open(payload, governance.sealed, subject, message_id=message_id)
 
-    def sealed(
-        self, payload: bytes | None, before: bytes | None, governance: Governance
-    ) -> bytes | None:
-        """Return *payload* as it may be stored in place of *before*.
+    def sealed(self, after: Message, before: bytes | None, governance: Governance) -> bytes | None:
+        """Return the payload of *after* as it may be stored in place of *before*.
 
         New values of encrypted fields are encrypted too, which takes the vault. Only those
         of a subject that was forgotten are not: there is no key any more.
         """
+        payload = after.payload
         if within(payload, governance.sealed) != governance.sealed:
             raise ConfigurationError(
                 "the new payload is not JSON, so its encrypted fields cannot be told apart: give "
@@ -64,7 +67,8 @@ class Secrets:
                 f"{', '.join(fresh)}: encrypted in this message, so the new value must be too; "
                 "give the vault's master key, by --master-key-file"
             )
-        return self._vault.seal(payload, tuple(fresh), governance.subject or "")[0]
+        subject = governance.subject or ""
+        return self._vault.seal(payload, tuple(fresh), subject, message_id=after.id)[0]
 
     def _is_forgotten(self, subject: str) -> bool:
         query = select(subject_key.c.wrapped).where(subject_key.c.subject == cut(subject))

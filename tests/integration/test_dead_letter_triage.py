@@ -316,11 +316,20 @@ def test_an_outage_without_keys_is_not_taken_for_bad_data(engine: Engine) -> Non
 def test_a_webhook_gets_the_alert_as_json() -> None:
     """A refusal is told as such, without the secret of the URL."""
     bodies: list[bytes] = []
+    known: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(204 if self.path == "/ok" else 500)
+            known.append(self.headers["authorization"])
+            moved = self.path.startswith("/moved")
+            self.send_response(204 if self.path == "/ok" else 301 if moved else 500)
+            if moved:
+                self.send_header("location", "/ok")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)  # what a redirected POST would have become
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -335,13 +344,23 @@ def test_a_webhook_gets_the_alert_as_json() -> None:
         with pytest.raises(Transient, match="did not take") as info:
             Webhook(f"{base}/no?token=hush").tell({})
         assert "hush" not in str(info.value)
+        for path in ("/moved", "/T0/B0/hush"):
+            hook = Webhook(f"http://ops:hush@127.0.0.1:{server.server_port}{path}/hush")
+            with pytest.raises(Transient, match=r"it answered (301|500)") as info:
+                hook.tell({})
+            assert not any(word in f"{info.value} {hook!r}" for word in ("hush", "ops", "T0"))
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
     assert json.loads(bodies[0]) == {"group": "7f3a"}
+    assert known[0] is None
+    assert known[-1] == "Basic b3BzOmh1c2g="
     with pytest.raises(ConfigurationError, match="http"):
         Webhook("file:///etc/passwd")
+    with pytest.raises(Transient, match=r"http://127\.0\.0\.1:1 did not take") as info:
+        Webhook("http://ops:hush@127.0.0.1:1/hush").tell({})
+    assert "hush" not in f"{info.value}{info.value.__cause__}"
 
 
 def test_a_command_gets_the_alert_on_its_input_and_no_shell(tmp_path: Path) -> None:

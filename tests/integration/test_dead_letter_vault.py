@@ -200,6 +200,37 @@ def test_fields_of_one_subject_do_not_open_under_another(vault: Vault) -> None:
         vault.open(put.message.payload, put.governance.sealed, "c-2")
 
 
+def test_a_sealed_value_opens_only_as_its_own_field_of_its_own_message(vault: Vault) -> None:
+    """Who may write to the store cannot have one field shown as another, or that of another."""
+    body = (
+        b'{"customer": "c-1", "name": "Ada", "note": "hi", "cards": [{"pan": "1"}, {"pan": "2"}]}'
+    )
+    sealing = Origin(vault=vault, fields=("name", "note", "cards.*.pan"), subject="$.customer")
+    first, second = (letter(number, payload=body, origin=sealing) for number in (1, 2))
+    mine, other = (msgspec.json.decode(one.message.payload or b"") for one in (first, second))
+    swaps = [{**mine, "name": mine["note"]}, {**mine, "name": other["name"]}]
+    for swapped in swaps:
+        message = first.message.with_(payload=msgspec.json.encode(swapped))
+        with pytest.raises(ConfigurationError, match="the field or the message,"):
+            restored(msgspec.structs.replace(first, message=message), vault)
+    mine["cards"].reverse()  # an edit may move the items of a list
+    message = first.message.with_(payload=msgspec.json.encode(mine))
+    moved = restored(msgspec.structs.replace(first, message=message), vault).payload
+    assert msgspec.json.decode(moved or b"")["cards"] == [{"pan": "2"}, {"pan": "1"}]
+    assert restored(second, vault).payload == body
+
+
+def test_values_that_an_older_version_sealed_stay_readable(vault: Vault) -> None:
+    """They are bound to their subject alone."""
+    from base64 import b64encode
+
+    vault.seal(b'{"name": "Ada"}', ("name",), "c-1")
+    key = vault._aead.AESGCM(vault._known_key("c-1"))
+    packed = b64encode(bytes(12) + key.encrypt(bytes(12), b'"Ada"', b"c-1")).decode()
+    stored = msgspec.json.encode({"name": f"sealed:v1:{packed}"})
+    assert vault.open(stored, ("name",), "c-1", message_id="any") == b'{"name":"Ada"}'
+
+
 @pytest.mark.parametrize("size", [0, 16, 31, 33])
 def test_a_master_key_of_another_size_is_refused(size: int, database: Engine) -> None:
     """The error says how to make one."""
