@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
+from holdfast.audit import Warrant
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.opened import system_user
+from holdfast.cli.opened import warranted
 from holdfast.cli.options import Actor, Config, Database, Json, Reason
 from holdfast.consumer.desk import Desk
 from holdfast.consumer.tables import require_tables
 from holdfast.database import open_database
-from holdfast.outbox.audit import Warrant
 
 app = typer.Typer(
     help="Circuits that consumers share, and turning them by hand.", no_args_is_help=True
@@ -75,4 +75,4 @@ def _desk(database: str) -> Desk:
 
 
 def _warrant(actor: str | None, reason: str) -> Warrant:
-    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
+    return warranted(actor, reason)

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
+from holdfast.audit import Warrant
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.opened import existing_database, system_user
+from holdfast.cli.opened import existing_database, warranted
 from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason, Topic, Yes
 from holdfast.consumer.desk import Desk
 from holdfast.consumer.tables import require_tables
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.audit import Warrant
 
 app = typer.Typer(
     help="Keys that a consumer holds back, and what to do about them.", no_args_is_help=True
@@ -35,7 +35,7 @@ def _desk(database: str) -> Desk:
 
 
 def _warrant(actor: str | None, reason: str) -> Warrant:
-    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
+    return warranted(actor, reason)
 
 
 @app.command("list", epilog="Example: holdfast keys list --group billing")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
+import socket
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 
+from holdfast.audit import Warrant
 from holdfast.cli.display import err
 from holdfast.database import CONNECT_SECONDS, open_database
 from holdfast.errors import ConfigurationError
@@ -63,11 +65,22 @@ def require_file(engine: Engine, option: str = "--database") -> None:
 
 
 def system_user() -> str:
-    """Return who runs this command."""
+    """Return who runs this command, by the id that the system gives it: no variable says so."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user often has no name
         return f"uid {os.getuid()}"
+
+
+def account() -> str:
+    """Return who this is to the system: its user, the number of that, and the host."""
+    return f"{system_user()} ({os.getuid()})@{socket.gethostname()}"
+
+
+def warranted(actor: str | None, reason: str) -> Warrant:
+    """Return who acts and why; the system's user unless told otherwise, and noted in any case."""
+    who = system_user() if actor is None else actor
+    return Warrant(actor=who, reason=reason, account=account())
 
 
 @contextmanager

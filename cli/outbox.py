@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.display import answer, print_json, print_table
-from holdfast.cli.opened import outbox_database, system_user
+from holdfast.cli.opened import outbox_database, warranted
 from holdfast.cli.options import Actor, Config, Database, Json, Limit, Reason
 from holdfast.cli.parked import app as parked
-from holdfast.outbox.audit import Audit, Warrant
+from holdfast.outbox.audit import Audit
 
 app = typer.Typer(help="Look into the outbox and handle parked keys.", no_args_is_help=True)
 app.add_typer(parked, name="parked")
@@ -25,10 +25,9 @@ def prune(
     actor: Actor = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old entries of the audit trail; events are never pruned, only published or skipped."""
-    warrant = Warrant(actor=system_user() if actor is None else actor, reason=reason)
+    """Delete old entries of the audit trail, which all of Holdfast shares, from its beginning."""
     with outbox_database(database) as engine:
-        count = Audit(engine).prune(keep_days, warrant)
+        count = Audit(engine).prune(keep_days, warranted(actor, reason))
     answer(f"pruned {count:,} entries", {"pruned": count}, as_json=as_json)
 
 

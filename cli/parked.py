@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.audit import Warrant
 from holdfast.cli.display import answer, encoded, excerpt, print_json, print_table, say
 from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.opened import outbox_database, system_user
+from holdfast.cli.opened import outbox_database, warranted
 from holdfast.cli.options import Actor, Config, Database, Json, Key, Limit, Reason, Topic, Yes
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.audit import Warrant
 from holdfast.outbox.parked_event import Edit, NotParked, ParkedEvent
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
 
@@ -177,7 +177,7 @@ def _confirm(event: ParkedEvent) -> None:
 
 
 def _warrant(actor: str | None, reason: str) -> Warrant:
-    return Warrant(actor=system_user() if actor is None else actor, reason=reason)
+    return warranted(actor, reason)
 
 
 def _payload(text: str | None, path: Path | None) -> bytes | None:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
+from holdfast.audit import Audit, entries
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.columns import cut, plain, plain_values
 from holdfast.consumer.held import Held, HeldKey, HeldRow, hash_of
-from holdfast.consumer.schema import audit, circuit, database_now, held_key
+from holdfast.consumer.schema import circuit, database_now, held_key
 from holdfast.consumer.skipping import Going, Skipping
 from holdfast.errors import ConfigurationError, NotFound
-from holdfast.outbox.audit import in_utc
 from holdfast.transactions import transact
 
 if TYPE_CHECKING:
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
-    from holdfast.outbox.audit import Warrant
+    from holdfast.audit import Warrant
 
 
+AREA = "keys."
+"""How the actions begin in the trail that all share."""
 _BY_ID = "id:"
 _SHORTEST = 6
 
@@ -164,13 +165,14 @@ class Desk:
 
     def audited(self, *, limit: int = 100) -> list[Act]:
         """Return what was done, newest first."""
-        latest = select(audit).order_by(audit.c.seq.desc()).limit(limit)
         with self._engine.connect() as db:
-            return [
-                Act(at=in_utc(row.at), actor=row.actor, action=row.action, subject=row.subject,
-                    reason=row.reason, detail=row.detail)
-                for row in db.execute(latest)
-            ]  # fmt: skip
+            found = entries(db, limit=limit, within=AREA)
+        return [
+            Act(at=datetime.fromisoformat(one.at), actor=one.actor,
+                action=one.action.removeprefix(AREA), subject=one.subject, reason=one.reason,
+                detail=one.detail)
+            for one in found
+        ]  # fmt: skip
 
     def _turn(
         self, name: str, action: str, warrant: Warrant, *, is_open: int, until: Any,
@@ -212,13 +214,7 @@ class Desk:
     def _record(
         self, db: Connection, warrant: Warrant, action: str, subject: str, detail: dict[str, Any]
     ) -> None:
-        db.execute(
-            insert(audit).values(
-                at=self._clock.now(), actor=cut(warrant.actor), action=action,
-                subject=cut(subject, 600), reason=plain(warrant.reason),
-                detail=plain_values(detail),
-            )
-        )  # fmt: skip
+        Audit(clock=self._clock).append(db, warrant, f"{AREA}{action}", subject, detail)
 
 
 def _is(group: str, topic: str) -> Any:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Column,
-    DateTime,
     Double,
     Index,
     Integer,
@@ -25,6 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+
+from holdfast.audit import audit_tables
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -82,19 +82,8 @@ held = Table(
 )
 """The messages of held keys, in order; they are settled on the broker already."""
 
-audit = Table(
-    "holdfast_held_audit",
-    metadata,
-    Column("seq", _Sequence, primary_key=True),
-    Column("at", DateTime(timezone=True), nullable=False),
-    Column("actor", String(255), nullable=False),
-    Column("action", String(32), nullable=False),
-    Column("subject", String(600), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("detail", JSON, nullable=False),
-    sqlite_autoincrement=True,
-)
-"""What operators did to held keys, by whom and why; payloads are never written here."""
+audit, audit_head = audit_tables(metadata)
+"""What was done, by whom and why; payloads are never written here."""
 
 circuit = Table(
     "holdfast_circuit",

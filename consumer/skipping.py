@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.audit import Warrant
     from holdfast.clock import Clock
     from holdfast.consumer.held import HeldKey, HeldRow
-    from holdfast.outbox.audit import Warrant
 
 
 _MOST = 100_000  # more than any key is allowed to have parked

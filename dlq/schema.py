@@ -19,6 +19,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 
+from holdfast.audit import audit_tables
+
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
@@ -214,19 +216,7 @@ regrouped = Table(
 )
 """Where the messages of a group went when the algorithm changed."""
 
-audit = Table(
-    "holdfast_dlq_audit",
-    metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("at", _name(32), nullable=False),
-    Column("actor", _name(), nullable=False),
-    Column("action", _name(32), nullable=False),
-    Column("subject", _name(600), nullable=False),
-    Column("reason", _Document, nullable=False),
-    Column("detail", _Document, nullable=False),
-    Column("previous", _name(64), nullable=False),
-    Column("hash", _name(64), nullable=False),
-)
+audit, audit_head = audit_tables(metadata)
 """What was done, by whom and why: each row holds the hash of the row before it."""
 
 head = Table(
@@ -236,7 +226,7 @@ head = Table(
     Column("seq", BigInteger, nullable=False),
     Column("hash", _name(64), nullable=False),
 )
-"""The end of the audit chain, and the locks that let one at a time append or fold."""
+"""The locks that let one at a time fold."""
 
 subject_key = Table(
     "holdfast_dlq_subject",

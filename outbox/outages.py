@@ -21,9 +21,9 @@ _PRIVILEGE, _MYSQL_PRIVILEGES = "42501", frozenset({1142, 1143})
 _GRANTS = (
     "let its owner run  GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_outbox, "
     "holdfast_outbox_shard, holdfast_outbox_relay, holdfast_outbox_delayed, "
-    "holdfast_outbox_parked, holdfast_outbox_audit TO <the relay's role>; "
-    "GRANT USAGE ON SEQUENCE holdfast_outbox_seq_seq, holdfast_outbox_delayed_seq_seq, "
-    "holdfast_outbox_audit_seq_seq TO <the relay's role>"
+    "holdfast_outbox_parked, holdfast_audit, holdfast_audit_head TO <the relay's role>; "
+    "GRANT USAGE ON SEQUENCE holdfast_outbox_seq_seq, holdfast_outbox_delayed_seq_seq "
+    "TO <the relay's role>"
 )
 _POOLED = frozenset({"26000", "42P05"})
 """A prepared statement that is not there, or is there already: another server's connection."""

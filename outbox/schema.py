@@ -22,6 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 
+from holdfast.audit import audit_tables
+
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
@@ -105,19 +107,8 @@ parked = Table(
 """Events that the broker refused (state 'refused'), those of their key that wait behind
 ('behind'), and what an operator let go ('released')."""
 
-audit = Table(
-    "holdfast_outbox_audit",
-    metadata,
-    Column("seq", _Sequence, primary_key=True),
-    Column("at", DateTime(timezone=True), nullable=False),
-    Column("actor", String(255), nullable=False),
-    Column("action", String(32), nullable=False),
-    Column("subject", String(600), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("detail", JSON, nullable=False),
-    sqlite_autoincrement=True,
-)
-"""What operators did, by whom and why; payloads are never written here."""
+audit, audit_head = audit_tables(metadata)
+"""What was done, by whom and why; payloads are never written here."""
 
 
 def create_tables(bind: Engine | Connection) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, or_, select
 
-from holdfast.cli.opened import existing_database, system_user
+from holdfast.cli.opened import existing_database, warranted
 from holdfast.database import reading
-from holdfast.dlq.audit import Warrant
 from holdfast.dlq.groups import Groups, NoSuchGroup
 from holdfast.dlq.schema import message, metadata
 from holdfast.errors import ConfigurationError, NotFound
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
+    from holdfast.dlq.audit import Warrant
     from holdfast.dlq.groups import Group
 
 _SHORTEST = 4
@@ -71,7 +70,5 @@ def one_letter(engine: Engine, name: str) -> str:
 
 
 def warrant(actor: str | None, reason: str) -> Warrant:
-    """Return who acts and why; the system's user unless told otherwise, and noted in any case."""
-    user = system_user()
-    account = f"{user}@{socket.gethostname()}"
-    return Warrant(actor=user if actor is None else actor, reason=reason, account=account)
+    """Return who acts and why."""
+    return warranted(actor, reason)

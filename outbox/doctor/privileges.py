@@ -17,7 +17,8 @@ _NEEDED = {
     "holdfast_outbox_shard": "SELECT, INSERT, UPDATE",
     "holdfast_outbox_relay": "SELECT, INSERT, UPDATE, DELETE",
     "holdfast_outbox_parked": "SELECT, INSERT, UPDATE, DELETE",
-    "holdfast_outbox_audit": "SELECT, INSERT",
+    "holdfast_audit": "SELECT, INSERT",
+    "holdfast_audit_head": "SELECT, INSERT, UPDATE",
 }
 
 

@@ -480,7 +480,7 @@ def test_what_is_not_parked_is_exit_code_1(parked: Path) -> None:
 def test_the_tables_are_upgraded_and_shown(tmp_path: Path) -> None:
     """`db current` exits with 1 until `db upgrade` has run; `db sql` prints statements only."""
     assert holdfast("db", "current", cwd=tmp_path).returncode == 1
-    assert "outbox_0001" in holdfast("db", "upgrade", cwd=tmp_path).stdout
+    assert "outbox_0002" in holdfast("db", "upgrade", cwd=tmp_path).stdout
     assert holdfast("db", "current", cwd=tmp_path).returncode == 0
     assert "nothing to do" in holdfast("db", "upgrade", cwd=tmp_path).stdout
     script = holdfast("db", "sql", "--dialect", "postgresql", cwd=tmp_path)

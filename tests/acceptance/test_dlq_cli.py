@@ -228,6 +228,28 @@ def test_an_export_is_json_lines_in_plain_ascii(desk: Desk, tmp_path: Path) -> N
     assert desk.run("export", "--to", str(tmp_path / "letters.xml"))[0] == 2
 
 
+@pytest.mark.parametrize("name", ["letters.jsonl", "letters.parquet"])
+def test_an_export_is_private_without_credentials_and_audited(
+    desk: Desk, tmp_path: Path, name: str
+) -> None:
+    """Nobody else may read the file; credentials leave only when they are asked for."""
+    made = Message.new("orders", b"{}", key="k", headers={"authorization": "Bearer s3cr3t"})
+    desk.home.put(capture(made, ValueError("bad"), group="billing", handler="shop.bill"))
+    to = tmp_path / name
+    to.write_text("")
+    to.chmod(0o644)
+    assert desk.run("export", "--to", str(to), "--reason", "for the vendor")[0] == 0
+    assert to.stat().st_mode & 0o777 == 0o600
+    assert b"s3cr3t" not in to.read_bytes()
+    assert b"authorization" in to.read_bytes()
+    (entry,) = desk.json("audit")
+    assert (entry["action"], entry["reason"]) == ("export", "for the vendor")
+    assert entry["detail"]["to"] == str(to)
+    assert desk.run("export", "--to", str(to), "--with-credentials")[0] == 0
+    assert b"s3cr3t" in to.read_bytes()
+    assert desk.json("audit")[0]["detail"]["with_credentials"] is True
+
+
 def test_an_export_takes_the_filters_of_the_list(desk: Desk) -> None:
     """What is seen is what is written."""
     desk.fail(3, ValueError("a"))

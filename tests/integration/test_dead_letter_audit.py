@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, insert, select, update
 
 from holdfast.dlq.audit import Audit, Warrant, entries, verify
-from holdfast.dlq.schema import audit, head
+from holdfast.dlq.schema import audit, audit_head
 from holdfast.errors import ConfigurationError
 from tests.dead_letters import KINDS, emptied, opened
 
@@ -117,7 +117,7 @@ def test_an_emptied_trail_is_found(engine: Engine) -> None:
         db.execute(delete(audit))
     with engine.connect() as db:
         assert verify(db).broken == 1
-        assert db.execute(select(head.c.seq)).scalar_one() == 5
+        assert db.execute(select(audit_head.c.seq)).scalar_one() == 5
 
 
 def test_swapped_rows_are_found(engine: Engine) -> None:

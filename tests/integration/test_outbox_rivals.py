@@ -178,7 +178,7 @@ def test_rivals_never_fail_each_other_and_lose_nothing(engine: Engine) -> None:
     wait_until(drained, deadline=60, what="everything left the tables")
     last.close()
     with engine.connect() as db:
-        acts = select(func.count()).where(audit.c.action == "skip")
+        acts = select(func.count()).where(audit.c.action == "outbox.skip")
         skipped = db.execute(acts).scalar_one()
     assert len({message.id for message in sink.taken}) + skipped == sum(arena.staged)
 

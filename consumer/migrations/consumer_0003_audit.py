@@ -1,0 +1,28 @@
+"""Bring what was done to held keys into the audit trail that all of Holdfast shares.
+
+A revision is frozen. Rows are sealed to the end of the shared chain; a printed script cannot do
+that and leaves the old table where it is: run  holdfast db upgrade  to move it.
+"""
+
+from __future__ import annotations
+
+from holdfast.audit_moving import share_trail
+from holdfast.errors import ConfigurationError
+
+revision = "consumer_0003"
+down_revision = "consumer_0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Move the rows and drop their table."""
+    share_trail("holdfast_held_audit", "keys.")
+
+
+def downgrade() -> None:
+    """Refuse: the trail is one chain now."""
+    raise ConfigurationError(
+        "the audit trail is not downgraded: it is one chain now. Drop its tables by hand if it "
+        "must go"
+    )
