@@ -36,6 +36,7 @@ from tests.servers import (
     wait_until,
 )
 from tests.servers.fixtures import PrivateServer
+from tests.servers.install import debezium_plugin
 from tests.servers.lending import Lender
 from tests.servers.ports import free_port
 from tests.servers.processes import Command
@@ -354,3 +355,23 @@ def test_a_port_is_claimed_for_as_long_as_its_process_lives() -> None:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == "False\n", done.stderr
+
+
+def test_what_maven_leaves_where_it_runs_is_not_left_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a project, Maven writes its marks to a folder named `${project.basedir}`."""
+    maven = tmp_path / "bin" / "mvn"
+    maven.parent.mkdir()
+    maven.write_text(
+        "#!/bin/sh\nmkdir '${project.basedir}'\n"
+        'for word; do case "$word" in -DoutputDirectory=*) mkdir "${word#*=}";; esac; done\n'
+    )
+    maven.chmod(0o755)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PATH", f"{maven.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    assert debezium_plugin().is_dir()
+    assert list(here.iterdir()) == []

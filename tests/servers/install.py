@@ -130,10 +130,10 @@ def _apt_command(packages: Iterable[str]) -> str:
     return f"sudo apt-get update && {install}"
 
 
-def _run(missing: str, command: list[str], advice: str) -> None:
+def _run(missing: str, command: list[str], advice: str, folder: str | None = None) -> None:
     """Run *command*, which brings what is *missing*; raise NotInstalled with *advice* if not."""
     try:
-        subprocess.run(command, check=True, stdout=_STDERR)
+        subprocess.run(command, check=True, stdout=_STDERR, cwd=folder)
     except (OSError, subprocess.CalledProcessError) as error:
         raise NotInstalled(missing, advice, f"installing failed ({error})") from error
 
@@ -188,7 +188,7 @@ def debezium_plugin() -> Path:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser()
+    return Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser().absolute()
 
 
 def _filled(folder: Path, goal: list[str]) -> Path:
@@ -198,7 +198,9 @@ def _filled(folder: Path, goal: list[str]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".maven-") as scratch:
         command = _maven_command(Path(scratch) / "filled", goal)
-        _run(f"{folder.name}'s jars", command, shlex.join(_maven_command(folder, goal)))
+        advice = shlex.join(_maven_command(folder, goal))
+        # There, for without a project it leaves a folder ${project.basedir} where it runs.
+        _run(f"{folder.name}'s jars", command, advice, scratch)
         _put(Path(scratch) / "filled", folder)
     return folder
 
