@@ -13,6 +13,7 @@ from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.held import HandledElsewhere
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
+from holdfast.dlq.layer import FAILURE
 from holdfast.dlq.replay.admission import Withdrawn
 from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, StaleDelivery
 from holdfast.layer import Later, Refusal
@@ -76,6 +77,8 @@ class Judge:
             return self.down(work, outage)
         finally:
             call = work.call
+            if call is not None:
+                call.notes.pop(FAILURE, None)
             if call is not None and call.error is not None:
                 # With its frames, or after the run, they would keep each other alive.
                 call.error = None if work.later is None else call.error.with_traceback(None)

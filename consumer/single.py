@@ -18,6 +18,7 @@ from holdfast.consumer.reader import Reader
 from holdfast.consumer.transaction import before_commit
 from holdfast.consumer.work import Work, current_work
 from holdfast.dlq import dead_lettered
+from holdfast.dlq.layer import FAILURE
 from holdfast.dlq.replay.admission import Standing, Withdrawn
 from holdfast.dlq.replay.marks import counted
 from holdfast.errors import (
@@ -281,10 +282,11 @@ class _Run:
 
     def _bury(self) -> None:
         """Dead-letter a message that no handler may see any more."""
-        bury(self.work, ProcessKilled(self.work.crashes), self._clock)
+        killed = ProcessKilled(self.work.crashes)
+        bury(self.work, killed, self._clock)
         self._single._tally.add("crashed")
         self._single._metrics.count(self.work.route.topic, "crashed")
-        raise _DeadAlready
+        raise _DeadAlready from killed
 
     def given_back(self, error: BaseException) -> Outcome:
         """Return what came of a run that raised *error*."""
@@ -292,7 +294,7 @@ class _Run:
             return Outcome(Ending.WITHDRAWN, error)
         if isinstance(error, _DeadAlready):
             self._is_new = False
-            return Outcome(Ending.DEAD_LETTERED)
+            return Outcome(Ending.DEAD_LETTERED, error.__cause__)
         if classify(error) in (Remedy.PAUSE, Remedy.RELEASE):
             return Outcome(Ending.RELEASED, error)
         if self._books is not None:
@@ -308,7 +310,7 @@ class _Run:
         work.letter = work.letter or dead_lettered(call)
         if work.letter is not None:
             self._single._replays.note(work)
-            return Outcome(Ending.DEAD_LETTERED, None)
+            return Outcome(Ending.DEAD_LETTERED, call.notes.get(FAILURE))
         if work.unsaid or (self._books is None and work.message.is_replay):
             try:
                 self._single._reporter.tell(work.message)

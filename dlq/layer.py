@@ -34,6 +34,8 @@ _MOST_REASON = 500
 
 DELIVERY = "delivery"
 """Under this name a runtime keeps the delivery in `call.notes`, for its coordinates."""
+FAILURE = "failure"
+"""Under this name the layer leaves the error for which it has put a letter."""
 LETTER = "dead-letter"
 """Under this name the layer leaves the letter it has put, in `call.notes`."""
 
@@ -117,6 +119,7 @@ class DeadLetters(Layer):
         if not self.is_final(error):
             return None
         self._put(self._home(), self._letter(call, error), call)
+        call.notes[FAILURE] = error
         return Done()
 
     async def fail_async(self, call: Call, error: BaseException) -> Done | None:
@@ -128,6 +131,7 @@ class DeadLetters(Layer):
             await asyncio.to_thread(self._put, home, letter, call)
         else:
             self._put(home, letter, call)
+        call.notes[FAILURE] = error
         return Done()
 
     def scrub(self, call: Call, text: str) -> str:

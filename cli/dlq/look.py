@@ -13,6 +13,7 @@ from holdfast.cli.display import out, plain, print_json, say
 from holdfast.cli.dlq.opened import dead_letters, one_group
 from holdfast.cli.dlq.options import (
     ConsumerGroup,
+    Correlation,
     Database,
     Error,
     InGroup,
@@ -104,6 +105,7 @@ def list_(
     tenant: Tenant = None,
     version: Version = None,
     key: Key = None,
+    correlation: Correlation = None,
     since: Since = None,
     until: Until = None,
     state: Annotated[
@@ -126,6 +128,7 @@ def list_(
             tenant=tenant,
             version=version,
             key=key,
+            correlation=correlation,
             since=moment(since, "--since"),
             until=moment(until, "--until"),
             state=None if state == "any" else state,

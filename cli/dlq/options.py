@@ -25,6 +25,9 @@ Letters = Annotated[
     list[str] | None, typer.Option("--id", help="A dead letter's id, or its start; may repeat.")
 ]
 InGroup = Annotated[list[str] | None, typer.Option("--group", help="A failure group; may repeat.")]
+Correlation = Annotated[
+    str | None, typer.Option("--correlation", help="Only what has this correlation id.")
+]
 ConsumerGroup = Annotated[str | None, typer.Option("--consumer", help="Only this consumer group.")]
 Topic = Annotated[str | None, typer.Option(help="Only this topic.")]
 Kind = Annotated[

@@ -147,7 +147,8 @@ def resume(
             plan = plans.resume(before, who, rate=speed)
             if plan.forgiven > before.forgiven and not as_json:
                 say(f"{plan.forgiven - before.forgiven:,} failures since the last resume are "
-                    "forgiven; the next ones count")  # fmt: skip
+                    "forgiven; the next ones count. This plan does not send them again: once it "
+                    "is done, make a new one with  holdfast dlq replay")  # fmt: skip
             send(engine, plan, through, who, as_json=as_json)
 
 

@@ -12,6 +12,7 @@ from holdfast.cli.dlq.exits import EXIT_PAUSED
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
 from holdfast.cli.dlq.options import (
     ConsumerGroup,
+    Correlation,
     Database,
     Error,
     Key,
@@ -75,6 +76,7 @@ def replay(
     tenant: Tenant = None,
     version: Version = None,
     key: Key = None,
+    correlation: Correlation = None,
     since: Since = None,
     until: Until = None,
     due: Annotated[
@@ -177,6 +179,7 @@ def replay(
             tenant=tenant,
             version=version,
             key=key,
+            correlation=correlation,
             since=moment(since, "--since"),
             until=moment(until, "--until"),
             due=due,

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 from holdfast.cli.display import foreign, print_json, say
 from holdfast.cli.dlq.letter import letter_facts, say_next, show_letter
 from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter
-from holdfast.cli.dlq.options import Database
+from holdfast.cli.dlq.options import Correlation, Database
 from holdfast.cli.dlq.shown import ago, sparkline, when
 from holdfast.cli.options import Config, Json
 from holdfast.database import reading
@@ -19,11 +19,12 @@ from holdfast.dlq.group import newest
 from holdfast.dlq.groups import Group
 from holdfast.dlq.replay.edits import Edits
 from holdfast.dlq.replay.schema import item
+from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.rows import PENDING, letter_of
 from holdfast.dlq.schema import message, overtaken
 from holdfast.dlq.siblings import Around, look_around
 from holdfast.dlq.verdicts import MOST, Judged, verdicts
-from holdfast.errors import NotFound
+from holdfast.errors import ConfigurationError, NotFound
 
 _VERDICTS = {
     "hold for code": "hold for a fix of the code",
@@ -35,9 +36,22 @@ _VERDICTS = {
 Name = Annotated[str, typer.Argument(help="A group or a dead letter, or its first characters.")]
 
 
-def show(name: Name, *, config: Config = None, database: Database, as_json: Json = False) -> None:
+def show(
+    name: Annotated[
+        str | None, typer.Argument(help="A group or a dead letter, or its first characters.")
+    ] = None,
+    *,
+    config: Config = None,
+    database: Database,
+    correlation: Correlation = None,
+    as_json: Json = False,
+) -> None:
     """Show a group with a sample, or one dead letter with its whole history."""
     with dead_letters(database) as engine:
+        if (name is None) == (correlation is None):
+            raise ConfigurationError("name a group or a letter, or give --correlation")
+        if name is None:
+            name = _correlated(engine, str(correlation))
         group = _group(engine, name)
         dlq_id = _sample(engine, group) if group is not None else one_letter(engine, name)
         query = select(message).where(message.c.dlq_id == dlq_id)
@@ -110,6 +124,21 @@ def explain(
     _say_judged(triage, around)
     say("a message is in this group when all of that is the same, and so are the consumer group, "
         "the topic and the handler; line numbers and values do not count")  # fmt: skip
+
+
+def _correlated(engine: Engine, correlation: str) -> str:
+    """Return the one letter of *correlation*, in whatever state."""
+    wanted = Selection(correlation=correlation, state=None).where()
+    with reading(engine).connect() as db:
+        found = db.execute(select(message.c.dlq_id).where(*wanted).limit(2)).scalars().all()
+    if not found:
+        raise NotFound(f"no dead letter has the correlation id {correlation!r}")
+    if len(found) > 1:
+        raise ConfigurationError(
+            "several letters have it: see  holdfast dlq list --state any --correlation "
+            f"{correlation}"
+        )
+    return str(found[0])
 
 
 def _group(engine: Engine, name: str) -> Group | None:

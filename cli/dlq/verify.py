@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.display import print_json, say
-from holdfast.cli.dlq.exits import EXIT_UNCONFIRMED
+from holdfast.cli.dlq.exits import EXIT_PARTLY, EXIT_UNCONFIRMED
 from holdfast.cli.dlq.opened import dead_letters, warrant
 from holdfast.cli.dlq.options import Database
 from holdfast.cli.dlq.plans import Name, facts_of
@@ -51,3 +51,5 @@ def verify(
         raise SystemExit(EXIT_NOT_FOUND)
     if waiting:
         raise SystemExit(EXIT_UNCONFIRMED)
+    if counts[ItemState.FAILED_AGAIN]:
+        raise SystemExit(EXIT_PARTLY)

@@ -99,7 +99,10 @@ def confirm(
         update(item).where(item.c.plan_id == plan_id, item.c.dlq_id.in_(sorted(ids))).values(**done)
     )
     actor = f"plan {plan_id}"
-    close(connection, ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
+    closed = close(connection, ids, CONFIRMED, actor=actor, reason=_REASON, clock=clock)
+    if closed:
+        again = {"replay_count": stored.c.replay_count + 1}
+        connection.execute(update(stored).where(stored.c.dlq_id.in_(closed)).values(**again))
     METRICS.replayed.labels("confirmed").inc(len(ids))
     return ids
 

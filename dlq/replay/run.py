@@ -18,7 +18,7 @@ from holdfast.dlq.replay.steps import Await, Finish, Send, Stop, Unconfirmed, ne
 from holdfast.dlq.replay.tallying import tally
 from holdfast.dlq.replay.watch import Watch, plan_row
 from holdfast.dlq.transactions import committed
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, Transient
 
 if TYPE_CHECKING:
     import threading
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.dlq.replay")
 
+_AGAIN = 0.1  # seconds before what was put off is sent once more
 _SENDABLE = ACTIVE | {PlanState.DRAFT}
 
 
@@ -141,27 +142,45 @@ class Run:
     def _landed(self) -> tuple[int | None, bool]:
         """Wait for what is on its way: where it ends, and whether the broker took all of it.
 
-        What it refused is set aside, with what follows of its keys, when this returns.
+        What it refused is set aside, with what follows of its keys, when this returns. What it
+        only did not take because of another message is sent again, for as long as the plan is
+        patient.
         """
-        found = self._publisher.land(
-            patience=self._plan.policy.patience,
-            pause=self._pause,
-            current=self._stream.current,
-            goes_on=lambda: self._plan.state in _SENDABLE,
-        )
-        if found is None:
-            return None, True
-        batch, results = found
-        refused = []
-        for index, error in failures(results):
-            if isinstance(error, ConfigurationError):
-                raise error
-            refused.append(Refusal(batch.numbers[index], batch.ids[index], str(error)))
-        METRICS.replayed.labels("sent").inc(len(results) - len(refused))
-        if refused:
-            log.warning("the broker refused %d messages of plan %s", len(refused), self._plan.short)
-            self._set_aside(refused)
-        return batch.end, not refused
+        is_whole, until = True, self._clock.monotonic() + self._plan.policy.patience
+        while True:
+            found = self._publisher.land(
+                patience=self._plan.policy.patience,
+                pause=self._pause,
+                current=self._stream.current,
+                goes_on=lambda: self._plan.state in _SENDABLE,
+            )
+            if found is None:
+                return None, True
+            batch, results = found
+            refused: list[Refusal] = []
+            left: dict[int, Transient] = {}
+            for index, error in failures(results):
+                if isinstance(error, ConfigurationError):
+                    raise error
+                if isinstance(error, Transient):
+                    left[batch.numbers[index]] = error
+                else:
+                    refused.append(Refusal(batch.numbers[index], batch.ids[index], str(error)))
+            METRICS.replayed.labels("sent").inc(len(results) - len(refused) - len(left))
+            if refused:
+                log.warning("the broker refused %d messages of plan %s",
+                            len(refused), self._plan.short)  # fmt: skip
+                self._set_aside(refused)
+                is_whole = False
+            if not left:
+                return batch.end, is_whole
+            if self._clock.monotonic() > until:
+                raise next(iter(left.values()))
+            self._pause(_AGAIN)
+            if self._plan.state not in _SENDABLE:
+                return None, True
+            sent = {number for number in batch.numbers if number not in left}
+            self._publisher.send(self._stream.current(batch.without(sent)))
 
     def _fit(self, batch: Batch) -> Batch:
         """Set aside what cannot be sent as it was, and what follows of its key; return the rest."""

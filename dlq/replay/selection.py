@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK
+from holdfast.columns import cut
 from holdfast.dlq.rows import PENDING, key_hash
 from holdfast.dlq.schema import message
 from holdfast.errors import ConfigurationError
@@ -30,6 +31,8 @@ class Selection:
     tenant: str | None = None
     version: str | None = None
     key: str | None = None
+    correlation: str | None = None
+    """The correlation id, by which what belongs to one business case is found."""
     since: float | None = None
     until: float | None = None
     due: bool = False
@@ -55,6 +58,7 @@ class Selection:
             (columns.tenant, self.tenant),
             (columns.service_version, self.version),
             (columns.state, self.state),
+            (columns.correlation_id, cut(self.correlation)),
             (columns.key_hash, None if self.key is None else key_hash(self.key.encode())),
         )
         found = [column == value for column, value in equal if value is not None]
