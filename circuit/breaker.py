@@ -92,6 +92,10 @@ class Breaker:
         """Open by hand, for *seconds* or until `close`, `half_open` or `reset`."""
         self._move(lambda state, now: states.opened(state, seconds, now))
 
+    def trip(self, seconds: float) -> None:
+        """Open for *seconds* on what somebody else has found out, and be probed after that."""
+        self._move(lambda state, now: states.opened(state, seconds, now), told=False)
+
     def half_open(self) -> None:
         """Let the next calls probe the dependency, by hand."""
         self._move(lambda state, now: states.half_open(state, self.policy, now))
@@ -158,13 +162,13 @@ class Breaker:
             self._tell(Failed(name=self.name, error=error, slow=slow))
         self._tell_change(before, after)
 
-    def _move(self, following: Callable[[State, float], State]) -> None:
+    def _move(self, following: Callable[[State, float], State], *, told: bool = True) -> None:
         now = self._clock.monotonic()
         with self._lock:
             before = self._state
             after = following(before, now)
             self._become(after)
-        self._tell_change(before, after, told=True)
+        self._tell_change(before, after, told=told)
 
     def _become(self, state: State) -> None:
         if state is not self._state:
@@ -183,8 +187,11 @@ class Breaker:
     def _tell_change(self, before: State, after: State, *, told: bool = False) -> None:
         if type(before) is type(after):
             return
+        # A probe in vain is no news: an outage is told when it begins and when it ends.
+        probing = isinstance(after, HalfOpen) or isinstance(before, HalfOpen)
+        rest = logging.DEBUG if probing and not told else logging.WARNING
         log.log(
-            logging.INFO if isinstance(after, Closed) else logging.WARNING,
+            logging.INFO if isinstance(after, Closed) else rest,
             "the circuit of %r is %s%s",
             self.name,
             _word(after),

@@ -77,7 +77,8 @@ def shared(routes: Iterable[Route], engine: Engine, clock: Clock) -> list[Sharin
         breaker
         for route in routes
         for breaker in route.breakers
-        if breaker is not route.limit  # how many messages die is each topic's own matter
+        # How many messages die or fail alike is each process's own matter.
+        if breaker is not route.limit and breaker is not route.outage.detector.breaker
     }
     return [Sharing(breaker, state) for breaker in found]
 

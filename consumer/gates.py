@@ -70,7 +70,8 @@ class Gates:
         """Return the handlers whose intake is to be paused; *in_hand* is asked only if need be.
 
         A circuit that may be tried needs messages to try it with: the intake of its topics
-        goes on until as many are in hand as there are permits left.
+        goes on until as many are in hand as there are permits left. Those that have tried it in
+        vain do not count: perhaps the fault is theirs, and what comes after them would pass.
         """
         ailing = {
             breaker
@@ -85,7 +86,9 @@ class Gates:
             trying = {breaker: set(self._who_tries(breaker)) for breaker in ailing}
         for work in in_hand():
             for breaker in work.route.breakers:
-                if breaker in room and (not work.begun or work in trying[breaker]):
+                if breaker not in room:
+                    continue
+                if work in trying[breaker] if work.begun else not work.outages:
                     room[breaker] -= 1
         return {
             route for route in self._routes if any(room.get(one, 1) <= 0 for one in route.breakers)

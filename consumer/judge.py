@@ -11,6 +11,7 @@ from holdfast.classification import classify
 from holdfast.consumer.failed_replays import FailedReplays
 from holdfast.consumer.gates import note_outcome
 from holdfast.consumer.held import HandledElsewhere
+from holdfast.consumer.wait_log import WaitLog
 from holdfast.consumer.work import Released, Settled, Verdict, Wait, Work
 from holdfast.dlq import dead_lettered
 from holdfast.dlq.layer import FAILURE
@@ -59,6 +60,7 @@ class Judge:
         self._reporter = reporter
         self.replays = FailedReplays()
         self._foreign: set[str] = set()
+        self._waits = WaitLog()
 
     def ran(self, work: Work, seconds: float) -> None:
         """Note how long the handler took."""
@@ -97,6 +99,7 @@ class Judge:
         self._tally.add(outcome)
         self._metrics.count(work.route.topic, outcome)
         self._clean(work)
+        self._waits.end(work)
         if not dead and (work.unsaid or (self._books is None and work.message.is_replay)):
             return self.report(work)
         holds = dead and self._settings.quarantine and work.key is not None
@@ -149,6 +152,10 @@ class Judge:
         if work.failing_since is None:
             work.failing_since = call.clock.monotonic()
         self._metrics.count(work.route.topic, "failed")
+        if error is not None and work.route.outage.is_on(work, error):
+            self._abandon(work, later)
+            work.unproven += 1
+            return self.down(work, CircuitOpen(work.route.outage.detector.breaker.name, None))
         if error is not None and work.route.outage.excuses(work, error):
             work.unproven += 1  # it may turn out to be an outage
         else:
@@ -224,11 +231,10 @@ class Judge:
         self._tally.add("released")
         self._metrics.count(work.route.topic, "released")
         delay = self._settings.backoff.delay(min(work.outages, 8)) or 1.0
-        if isinstance(error, CircuitOpen) and error.retry_after is not None:
+        if isinstance(error, CircuitOpen) and work.route.is_gated:
             delay = 0.0  # the gate of its lane knows when to open
-        level = logging.INFO if isinstance(error, CircuitOpen) else logging.WARNING
         work.waits_for = text = work.told(error)
-        log.log(level, "message %s waits, nothing is acknowledged: %s", work.message.id, text)
+        self._waits.begin(work, error, text)
         return Wait(min(delay, self._settings.patience))
 
     def left(self, work: Work, error: BaseException) -> Verdict:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.circuit import Breaker, Circuit
+    from holdfast.consumer.detector import OutageDetector
     from holdfast.consumer.witness import Witness
     from holdfast.consumer.work import Work
 
@@ -38,13 +39,20 @@ class Outage(Layer):
     stage: ClassVar[Stage] = Stage.DURABLE_RETRY
     label: ClassVar[str] = "outage guard"
 
-    def __init__(self, circuits: Sequence[Circuit], witness: Witness) -> None:
+    def __init__(
+        self, circuits: Sequence[Circuit], detector: OutageDetector, witness: Witness
+    ) -> None:
         self._circuits = tuple(circuits)
+        self.detector = detector
         self._witness = witness
 
     def describe(self) -> str:
         """Say the dependencies."""
         return ", ".join(circuit.dependency for circuit in self._circuits)
+
+    def is_on(self, work: Work, error: BaseException) -> bool:
+        """Whether *error* is of an outage that is known by now: it is no use to try again."""
+        return self.detector.is_open and self.detector.excuses(work.identity, error)
 
     def blamed(self, error: BaseException) -> Breaker | None:
         """Return the breaker that *error* counts against, None if the message is to blame."""
@@ -57,7 +65,7 @@ class Outage(Layer):
         """Note that *error* failed *work*; return whether that may turn out to be an outage."""
         breaker = self.blamed(error)
         if breaker is None:
-            return False
+            return self.detector.excuses(work.identity, error)
         self._witness.failed(breaker, work.identity)
         return not self._witness.is_own_fault(work.identity)
 
@@ -82,6 +90,10 @@ class Outage(Layer):
             return
         breaker, work = self.blamed(error), current_work.get()
         if breaker is None:
+            if work is not None and self.is_on(work, error):
+                raise CircuitOpen(self.detector.breaker.name, None) from error
+            if work is not None and not isinstance(error, DependencyDown):
+                self._witness.forget(work.identity)
             return
         if work is not None and not self.excuses(work, error):
             self._witness.forget(work.identity)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.circuit import Breaker, Circuit
+from holdfast.circuit import Breaker, Circuit, Closed
 from holdfast.codec import payload_annotation
 from holdfast.consumer.batch_plan import BatchPlan, check_batched, element_annotation, one_of_many
+from holdfast.consumer.detector import OutageDetector
 from holdfast.consumer.fitness import Returned, check_memory, handler_of
 from holdfast.consumer.homes import Homes, place
 from holdfast.consumer.injection import Injection, wanted_by, wants_async_session
@@ -58,7 +59,7 @@ class Route:
     """How its messages are put aside; without `@dead_letter`, only those that end the process."""
     outage: Outage
     breakers: tuple[Breaker, ...] = ()
-    """The circuits that gate it, its dead-letter limit included."""
+    """The circuits that gate it, its outage detector and its dead-letter limit included."""
     limit: Breaker | None = field(default=None)
     ordered: bool = True
     """Whether the messages of a key must be handled in order."""
@@ -69,6 +70,11 @@ class Route:
         """Return the plan as text."""
         shared = "" if self.batch is None else f"\n  batches: {self.batch.batches.describe()}"
         return self.plan.explain() + shared
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether one of its circuits keeps messages from being tried now."""
+        return any(not isinstance(breaker.state, Closed) for breaker in self.breakers)
 
     @property
     def settles(self) -> bool:
@@ -118,7 +124,9 @@ class Routing:
             check_batched(batches, handler.plan, self._engine)
         letters = self._letters(handler.plan, name, bare, ordered=ordered)
         circuits = [layer for layer in handler.plan.layers if isinstance(layer, Circuit)]
-        outage = Outage(circuits, self._witness)
+        named = [circuit.dependency for circuit in circuits]
+        detector = OutageDetector(topic, self._settings, self._witness, self._clock, named=named)
+        outage = Outage(circuits, detector, self._witness)
         around = self._layers(handler.plan, outage, letters)
         annotation = element_annotation(bare) if whole else payload_annotation(bare)
         payload = Payload(annotation, strict=self._settings.strict)
@@ -133,7 +141,7 @@ class Routing:
         for layer in plan.layers:
             if isinstance(layer, Idempotent | Leased):
                 layer.succeed(scope_of(layer, consumer), formerly)
-        breakers = tuple(circuit.breaker for circuit in circuits)
+        breakers = (*(circuit.breaker for circuit in circuits), detector.breaker)
         return Route(
             topic=topic,
             consumer=consumer,
@@ -165,8 +173,8 @@ class Routing:
             letters if isinstance(layer, DeadLetters) else self._bound(layer)
             for layer in plan.layers
         ]
-        if outage.describe():
-            layers.append(outage)
+        layers[:0] = [outage.detector]  # outside the handler's own circuits
+        layers.append(outage)
         wanted = wanted_by(bare)
         if self._engine is not None:
             layers.append(self._transaction(plan, self._engine))

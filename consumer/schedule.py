@@ -206,9 +206,17 @@ class Schedule:
     def _ungate(self) -> None:
         if self._is_testing:
             return
-        for lane in list(self._gated):
+        # Who has tried least goes first, then who has tried most: neither a few bad ones nor
+        # those that always fail at first must be all that ever tries.
+        lanes = sorted(self._gated, key=_tried)
+        for lane in lanes[:1] + lanes[:0:-1]:
             if not lane.is_live:
                 del self._gated[lane]
             elif self._gates.has_room(lane.queue[0]):
                 del self._gated[lane]
                 self.issue(lane)
+
+
+def _tried(lane: KeyLane) -> int:
+    """Return how often in a row the head of *lane* found something down."""
+    return lane.queue[0].outages if lane.queue else 0

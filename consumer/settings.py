@@ -66,6 +66,12 @@ class Settings:
     takeover_seconds: float = 15.0
     """After this without a sign of life a process is taken for dead: what it had begun is a
     crash, and its parked keys go to others."""
+    outage_after: int | None = 3
+    """When so many different messages of a topic fail for want of a dependency, and none passes
+    in between, its intake pauses and nobody is blamed; None: only circuits do that. Not asked
+    where the handler itself has a `@circuit`."""
+    outage_seconds: float = 5.0
+    """How long such a pause lasts until two messages try again."""
     share_circuits: bool = False
     """Whether an open circuit pauses every process of the group's database, and one probes."""
     strict: bool = False
@@ -79,12 +85,19 @@ class Settings:
         positive = (
             "workers", "tasks", "batch", "backlog", "patience", "revoke_seconds", "hang_seconds",
             "standstill_seconds", "crash_limit", "due_seconds", "takeover_seconds",
-            "most_held_per_key", "most_held",
+            "most_held_per_key", "most_held", "outage_seconds",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigurationError(f"{name}={value!r}: use more than 0")
+        after = self.outage_after
+        if after is not None and (
+            isinstance(after, bool) or not isinstance(after, int) or after < 2
+        ):
+            raise ConfigurationError(
+                f"outage_after={after!r}: use 2 or more messages, or None; one alone is no outage"
+            )
         for name in ("workers", "tasks", "batch", "backlog"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigurationError(f"{name}={getattr(self, name)!r}: use a whole number")

@@ -12,6 +12,7 @@ from holdfast.outbox.probes import Verdict
 if TYPE_CHECKING:
     from holdfast.consumer.assembly import Assembly
     from holdfast.consumer.consumer import Consumer
+    from holdfast.consumer.route import Route
 
 
 class Vitals:
@@ -77,9 +78,23 @@ def _troubles(running: Assembly) -> list[str]:
     waits = any(work.waits_for for work in running.lanes.in_hand())
     if waits and running.homes.down is not None:
         found.append(f"dead letters cannot be written: {running.homes.down}")
+    found += [trouble for route in running.routes.values() for trouble in _outages(route)]
     found += [
         f"{route.topic} is paused: too many of its messages die"
         for route in running.routes.values()
         if route.limit is not None and not isinstance(route.limit.state, Closed)
     ]
+    return found
+
+
+def _outages(route: Route) -> list[str]:
+    """Return which dependencies keep the intake of *route* paused."""
+    detector = route.outage.detector
+    found = [
+        f"{route.topic} is paused: the circuit of {breaker.name!r} is not closed"
+        for breaker in route.breakers
+        if breaker not in (route.limit, detector.breaker) and not isinstance(breaker.state, Closed)
+    ]
+    if detector.is_open:
+        found.append(f"{route.topic} is paused, something that it needs is down: {detector.cause}")
     return found

@@ -1,0 +1,215 @@
+"""An outage is not poison: with a circuit inside the handler, with none at all, and in batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy.orm import Session  # noqa: TC002 - a handler asks for it by annotation
+
+from holdfast.brokers import connect
+from holdfast.circuit import Breaker, CircuitPolicy, Closed, LastCalls, circuit
+from holdfast.consumer.vitals import Vitals
+from holdfast.dlq import dead_letter
+from holdfast.errors import DependencyDown
+from holdfast.idempotency import idempotent
+from holdfast.retry import Backoff, retry
+from tests.consuming import Bench, running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.consumer import Consumer
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Return a bench on SQLite, with a broker in memory."""
+    made = Bench(tmp_path, f"sqlite:///{tmp_path}/shop.db", broker=connect("memory:"))
+    yield made
+    made.close()
+
+
+class Gateway:
+    """A dependency that can be down."""
+
+    def __init__(self, error: type[Exception] = ConnectionRefusedError) -> None:
+        self.up = threading.Event()
+        self.calls = 0
+        self._error = error
+
+    def call(self) -> None:
+        """Answer, or fail as what is away does."""
+        self.calls += 1
+        if not self.up.is_set():
+            raise self._error("nobody listens")
+
+
+def paused(consumer: Consumer) -> float:
+    """Return how many partitions are paused, as the metric tells."""
+    return consumer.metrics.registry.get_sample_value("holdfast_consumer_paused") or 0.0
+
+
+def detector_of(consumer: Consumer) -> Any:
+    """Return the detector of the consumer's only handler."""
+    (route,) = consumer._routes.values()
+    return route.outage.detector
+
+
+@pytest.mark.parametrize("database", [True, False], ids=["database", "no database"])
+def test_a_circuit_inside_a_handler_pauses_the_intake(
+    bench: Bench, caplog: pytest.LogCaptureFixture, *, database: bool
+) -> None:
+    """`CircuitOpen` says until when: no run in between, one word in the log, one when it ends."""
+    bench._database = database
+    policy = CircuitPolicy(minimum_calls=2, window=LastCalls(4), open_seconds=0.5, permits=1)
+    gateway, breaker = Gateway(), Breaker("bank", policy)
+    handled: list[str] = []
+    runs: list[str] = []
+
+    @circuit("bank", breaker=breaker)
+    def charge() -> None:
+        gateway.call()
+
+    consumer = bench.consumer(patience=0.1, outage_seconds=0.3)
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=3))
+    def handle(order: str) -> None:
+        runs.append(order)
+        charge()
+        handled.append(order)
+
+    for n in range(8):
+        bench.publish(f"o{n}", key=f"k{n}")
+    vitals = Vitals(consumer)
+    with caplog.at_level(logging.WARNING, "holdfast"), running(consumer):
+        until(lambda: paused(consumer) > 0, "the intake paused")
+        assert not vitals.ready().good
+        assert "bank" in vitals.ready().why
+        probed = gateway.calls
+        until(lambda: gateway.calls >= probed + 3, "three more probes")
+        assert len(runs) < 50  # 8 at first, their retries, and the probes
+        gateway.up.set()
+        until(lambda: len(handled) == 8, "everything handled")
+        until(lambda: vitals.ready().good and paused(consumer) == 0, "the intake on again")
+    assert consumer.tally.dead_lettered == 0
+    said = [record.message for record in caplog.records if "waits" in record.message]
+    assert len(said) <= 2, said
+    assert [record for record in caplog.records if "orders goes on" in record.message]
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError, TimeoutError, DependencyDown])
+@pytest.mark.parametrize("way", ["database", "no database", "batches", "no retry"])
+def test_many_messages_that_fail_alike_are_an_outage_and_burn_no_attempts(
+    bench: Bench, way: str, error: type[Exception]
+) -> None:
+    """No dead letter, no count; the topic pauses, one message at a time tries, all pass later."""
+    bench._database = way != "no database"
+    gateway = Gateway(error)
+    attempts: list[int] = []
+    consumer = bench.consumer(patience=0.1, outage_seconds=0.2, dead_letter_limit=None)
+
+    def handle(order: str, session: Session) -> None:
+        gateway.call()
+        bench.note(session, order)
+
+    def plain(order: str) -> None:
+        gateway.call()
+        attempts.append(1)
+
+    wrapped: Any = handle if bench._database else plain
+    if bench._database:
+        wrapped = idempotent(wrapped)
+    if way != "no retry":
+        wrapped = retry(Backoff(first=0.05, ceiling=0.05, attempts=3))(wrapped)
+    batch = 20 if way == "batches" else None
+    consumer.on("orders", batch=batch)(dead_letter()(wrapped))
+    for n in range(100):
+        bench.publish(f"o{n}", key=f"k{n}")
+    vitals = Vitals(consumer)
+    with running(consumer):
+        until(lambda: paused(consumer) > 0, "the intake paused")
+        assert error.__name__ in vitals.ready().why
+        assert not vitals.ready().good
+        so_far = gateway.calls
+        until(lambda: gateway.calls >= so_far + 5, "five probes more")
+        died = consumer.tally.dead_lettered
+        gateway.up.set()
+        until(lambda: consumer.tally.handled == 100 - died, "everything handled")
+        until(lambda: vitals.ready().good, "ready again")
+    if way == "no retry":  # each of the first ones had one attempt, before anybody could know
+        assert died < 3 or error is DependencyDown
+    else:
+        assert died == 0
+    if bench._database:
+        assert not bench.attempts
+        assert len(bench.effects) == 100 - died
+
+
+def test_a_message_that_cannot_connect_while_others_can_is_dead_lettered(bench: Bench) -> None:
+    """Its fault is its own, also if it has company in that."""
+    consumer = bench.consumer(patience=0.1, outage_seconds=0.05)
+    seen: list[str] = []
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.02, ceiling=0.02, attempts=3))
+    def handle(order: str) -> None:
+        if order.startswith("bad"):
+            raise ConnectionRefusedError("the host in this order does not exist")
+        seen.append(order)
+
+    for n in range(4):
+        bench.publish(f"bad {n}", key=f"b{n}")
+    with running(consumer):
+        sent = 0
+        while consumer.tally.dead_lettered < 4:
+            sent += 1
+            bench.publish(f"good {sent}", key=f"g{sent}")
+            until(lambda sent=sent: len(seen) >= sent, f"good message {sent} handled")  # type: ignore[misc]
+            assert sent < 300, "the bad ones are excused for ever"
+        assert isinstance(detector_of(consumer).breaker.state, Closed) or seen
+
+
+def test_a_lone_message_that_cannot_connect_is_dead_lettered(bench: Bench) -> None:
+    """One alone proves no outage, however often it fails."""
+    consumer = bench.consumer(patience=0.1)
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=4))
+    def handle(order: str) -> None:
+        raise ConnectionRefusedError(order)
+
+    bench.publish("only")
+    with running(consumer):
+        until(lambda: consumer.tally.dead_lettered == 1, "it dead")
+    (letter,) = bench.letters
+    assert letter.attempts == 4
+
+
+def test_a_handler_with_a_circuit_of_its_own_is_not_watched_besides(bench: Bench) -> None:
+    """The policy of the circuit decides when the dependency is down."""
+    policy = CircuitPolicy(minimum_calls=90, window=LastCalls(100))
+    gateway, breaker = Gateway(), Breaker("bank", policy)
+    consumer = bench.consumer(patience=0.1)
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=50))
+    @circuit("bank", breaker=breaker)
+    def handle(order: str) -> None:
+        gateway.call()
+
+    for n in range(6):
+        bench.publish(f"o{n}", key=f"k{n}")
+    with running(consumer):
+        until(lambda: gateway.calls > 30, "many calls")
+        assert isinstance(detector_of(consumer).breaker.state, Closed)
+        gateway.up.set()
+        until(lambda: consumer.tally.handled == 6, "all handled")
