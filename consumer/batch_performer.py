@@ -129,7 +129,7 @@ class BatchRun:
             work.started = work.reported = math.inf  # no handler of its own runs yet
             call = Call(
                 (), {}, message=work.message, consumer=self._route.consumer,
-                hides=self._route.letters.hides,
+                visible=self._route.letters.visible,
             )  # fmt: skip
             subject = self._plan.dedup.subject
             assert subject is not None  # noqa: S101 - it was decorated

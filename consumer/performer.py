@@ -149,7 +149,7 @@ class Performer:
         work.call = call = Call(
             (), {}, message=work.message, consumer=work.route.consumer, attempt=work.attempt,
             suspends=True, failing_since=work.failing_since, scrub=work.route.letters.scrub,
-            hides=work.route.letters.hides,
+            visible=work.route.letters.visible,
         )  # fmt: skip
         call.notes["delivery"] = work.delivery if work.row is None else work.row.origin
         if self._books is not None:

@@ -233,7 +233,7 @@ class _Run:
         letters = work.route.letters
         call = Call(
             (), {}, message=work.message, consumer=consumer, scrub=letters.scrub,
-            hides=letters.hides,
+            visible=letters.visible,
         )  # fmt: skip
         if books is None:
             return call

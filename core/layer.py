@@ -81,8 +81,9 @@ class Call(msgspec.Struct):
     """Why the attempt before failed, in a run that suspends."""
     suspends: bool = False
     """Whether the run returns a `Later` where it would otherwise wait."""
-    hides: bool = False
-    """Whether fields of the message are hidden from what is kept of it: no digest covers them."""
+    visible: Callable[[bytes | None], bytes | None] | None = None
+    """Returns a payload without the fields that are hidden from what is kept of it; None: all of
+    it may be seen."""
     scrub: Callable[[Call, str], str] | None = None
     """How a text about this call is rid of what its dead letter would hide."""
 
@@ -134,8 +135,11 @@ class Layer:
     stage: ClassVar[Stage]
     label: ClassVar[str]
     """How the decorator is written, e.g. '@retry'."""
-    hides: bool = False
-    """Whether it hides fields of the message from what is kept."""
+
+    @property
+    def visible(self) -> Callable[[bytes | None], bytes | None] | None:
+        """How a payload is rid of fields that it hides from what is kept; None: it hides none."""
+        return None
 
     def __call__(self, function: Callable[..., Any]) -> Handler:
         """Wrap *function*; the order of all its layers is checked here."""

@@ -13,7 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
 from holdfast.headers import EMPTY, HeaderInput, Headers
 from holdfast.ids import new_id
-from holdfast.trace_context import current_traceparent
+from holdfast.trace_context import NO_TRACE, Trace, current_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +40,9 @@ REPLAY_MARKS = (
     "x-replay-commutative",
 )
 """What a replay writes onto the messages that it sends, and nobody onto any other."""
+TRACE_STATE = "ce_tracestate"
+"""The header in which a message carries the `tracestate` of its trace, as CloudEvents name it."""
+_TRACE_STATES = (TRACE_STATE, "ce-tracestate", "cloudEvents:tracestate", "tracestate")
 _TOPIC = "x-replay-topic"
 _COMPLETE = REPLAY_MARKS[:4]
 
@@ -114,6 +117,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         carried = headers if isinstance(headers, Headers) else Headers(headers)
         if carried.pairs and REPLAY_HEADER in carried:
             carried = carried.without(REPLAY_MARKS)
+        trace = current_trace()
+        if trace is NO_TRACE and cause is not None:
+            trace = Trace(cause.traceparent, cause.tracestate)
+        if trace.state is not None:
+            carried = carried.with_({TRACE_STATE: trace.state})
         return cls(
             id=own,
             topic=topic,
@@ -127,7 +135,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             causation_id=None if cause is None else cause.id,
             content_type=_optional("content_type", content_type),
             schema=_optional("schema", schema),
-            traceparent=current_traceparent() or (None if cause is None else cause.traceparent),
+            traceparent=trace.parent,
         )
 
     @property
@@ -140,6 +148,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if source == UNNAMED or source.startswith(_OF_TOPIC):
             return self.id
         return f"{source}{SOURCE_END}{self.id}"
+
+    @property
+    def tracestate(self) -> str | None:
+        """What tracing systems add to `traceparent`; it travels among the headers."""
+        headers = self.headers
+        if not headers.pairs:
+            return None
+        return next((text for name in _TRACE_STATES if (text := headers.text(name))), None)
 
     @property
     def key_text(self) -> str | None:

@@ -38,7 +38,7 @@ class Runner:
         own = (layer for layer in layers if type(layer).scrub is not Layer.scrub)
         scrubber = next(own, None)
         self._scrub = None if scrubber is None else scrubber.scrub
-        self._hides = any(layer.hides for layer in layers)
+        self._visible = next((found for layer in layers if (found := layer.visible)), None)
         self._entering = _present(self._enter)
         self._leaving = _present(self._leave)[::-1]
         self.only_fails = not self._entering and not self._leaving
@@ -47,8 +47,8 @@ class Runner:
     def run(self, call: Call) -> Any:
         """Run *call* through the layers and the function."""
         call.clock = self.clock
-        if self._hides:
-            call.hides = True
+        if self._visible is not None:
+            call.visible = self._visible
         depth = 0
         try:
             for depth, enter in self._entering:  # noqa: B007 - says how far it came
@@ -162,8 +162,8 @@ class Runner:
     async def run_async(self, call: Call) -> Any:
         """Run *call* like `run`; hooks may return awaitables, and waits suspend the task."""
         call.clock = self.clock
-        if self._hides:
-            call.hides = True
+        if self._visible is not None:
+            call.visible = self._visible
         depth = 0
         try:
             for depth, enter in self._entering:  # noqa: B007 - says how far it came

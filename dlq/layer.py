@@ -65,7 +65,6 @@ class DeadLetters(Layer):
         self.group = group
         self.origin = replace(origin, commutative=True) if commutative else origin
         self._classify = recognise if classify is None else classify
-        self.hides = bool(self.origin.hidden)
         self._handler = ""
         self._function = ""
         self._formerly: tuple[str, ...] = ()
@@ -88,7 +87,6 @@ class DeadLetters(Layer):
         own = copy.copy(self)
         own.home = home
         own.origin = self.origin if origin is None else origin
-        own.hides = bool(own.origin.hidden)
         return own
 
     def named(self, group: str, handler: str, function: Callable[..., Any]) -> DeadLetters:
@@ -97,6 +95,12 @@ class DeadLetters(Layer):
         own._named = (group, handler)
         own._function, own._formerly = name_of(function), former_names(function)
         return own
+
+    @property
+    def visible(self) -> Callable[[bytes | None], bytes | None] | None:
+        """How a payload is rid of the fields that its letter would hide."""
+        hidden = self.origin.hidden
+        return (lambda payload: without_fields(payload, hidden)[0]) if hidden else None
 
     def captured(self, message: Message, error: BaseException, **facts: Any) -> DeadLetter:
         """Return the letter of *message*, which says of the handler what this layer knows."""

@@ -43,6 +43,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     identity: str = ""
     """What an outside effect is known by: source and id, or the user's key."""
+    whole: bytes = b""
+    """The digest of all its content where fields are hidden: never stored by this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +100,9 @@ def claim(
     ]
 
 
-def agrees(one: bytes, other: bytes) -> bool:
-    """Whether two digests are of the same content, or not meant to be compared."""
-    return one == other or UNCOMPARED in (one, other)
+def agrees(known: bytes, item: Wanted) -> bool:
+    """Whether *known* is a digest of the content of *item*, or it is not meant to be compared."""
+    return known in (item.digest, item.whole) or UNCOMPARED in (known, item.digest)
 
 
 def inserted(session: Session | Connection, number: int, wanted: list[Wanted]) -> set[bytes] | None:
@@ -154,7 +156,7 @@ def _answer(
         return NEW
     digest, result = (original.digest, None) if before is None else before
     conflict = None
-    if not agrees(digest, item.digest):
+    if not agrees(digest, item):
         conflict = IdempotencyConflict(
             consumer, item.id, known=digest.hex(), given=item.digest.hex()
         )

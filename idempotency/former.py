@@ -100,7 +100,7 @@ def carried(
             item = wanted[n]
             key = bare_key(item)
             before = known.get(key)
-            if before is None or not agrees(before[0], item.digest):
+            if before is None or not agrees(before[0], item):
                 if one.is_written and key in fresh:
                     found[n] = replace(found[n], carried=(*found[n].carried, one.number))
                 continue
@@ -118,7 +118,7 @@ def known_formerly(
         if _counts(one, consumer, item):
             key = bare_key(item)
             before = recalled(session, one.number, [key]).get(key)
-            if before is not None and agrees(before[0], item.digest):
+            if before is not None and agrees(before[0], item):
                 return Claim(is_new=False, result=before[1])
     return None
 

@@ -13,7 +13,7 @@ from holdfast.idempotency.roster import Roster
 from holdfast.idempotency.window import Duration, in_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
@@ -93,15 +93,18 @@ class Inbox:
         unclaim(session, consumer, map(message_key, ids))
 
 
-def wanted(message: Message, *, compared: bool = True) -> Wanted:
-    """Return what is claimed for *message*: its source and id, *compared* by its payload or not.
+def wanted(
+    message: Message, visible: Callable[[bytes | None], bytes | None] | None = None
+) -> Wanted:
+    """Return what is claimed for *message*: its source and id, compared by its payload.
 
-    Where fields of it are hidden it is not: they could be guessed from the digest.
+    Of that only what is *visible* counts: hidden fields could be guessed from the digest.
     """
-    identity = message.identity
+    identity, payload = message.identity, message.payload
     return Wanted(
         key=message_key(identity),
-        digest=content_digest(message.payload) if compared else UNCOMPARED,
+        digest=content_digest(payload if visible is None else visible(payload)),
+        whole=b"" if visible is None else content_digest(payload),
         id=message.id,
         identity=identity,
     )

@@ -186,7 +186,7 @@ class RedisInbox:
 
 
 def _handled(consumer: str, wanted: Wanted, digest: bytes, result: bytes) -> Handled:
-    if not agrees(digest, wanted.digest):
+    if not agrees(digest, wanted):
         raise IdempotencyConflict(
             consumer, wanted.id, known=digest.hex(), given=wanted.digest.hex()
         )

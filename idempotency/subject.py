@@ -84,7 +84,7 @@ class Subject:
                     f"@idempotent on {self.name} needs an identity: pass it the Message, call it "
                     "while one is handled, or give @idempotent(key=lambda payload: …)"
                 )
-            return wanted(message, compared=not call.hides)
+            return wanted(message, call.visible)
         given = call.args[:1] or tuple(call.kwargs.values())[:1]
         value = self._key(*given, message) if self._takes_message else self._key(*given)
         text = _text(value)

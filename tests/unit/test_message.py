@@ -58,6 +58,14 @@ def test_a_message_made_while_handling_names_its_cause() -> None:
     assert current_message() is None
 
 
+@pytest.mark.parametrize("name", ["ce_tracestate", "ce-tracestate", "tracestate"])
+def test_a_message_made_while_handling_keeps_the_state_of_the_trace(name: str) -> None:
+    """Whoever sent the cause, and however it named the header."""
+    with handling(cause(traceparent="00-aa-bb-01", headers=Headers({name: "vendor=1"}))):
+        made = Message.new("bills", b"{}", headers={"ce_tracestate": "copied=0"})
+    assert (made.traceparent, made.tracestate) == ("00-aa-bb-01", "vendor=1")
+
+
 def test_a_cause_without_correlation_becomes_the_correlation() -> None:
     """A foreign message starts the flow that it sets off."""
     with handling(cause(correlation_id=None)):
