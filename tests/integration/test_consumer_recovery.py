@@ -17,6 +17,7 @@ from holdfast.consumer import Batches, Consumer, Ending
 from holdfast.consumer.clerk import Clerk
 from holdfast.consumer.gates import Gates
 from holdfast.consumer.lanes import Lanes
+from holdfast.consumer.reader import Reader
 from holdfast.consumer.work import Work
 from holdfast.dlq import close, dead_letter
 from holdfast.idempotency import idempotent
@@ -169,8 +170,9 @@ def test_work_lost_before_it_was_admitted_is_forgotten(bench: Bench) -> None:
     assert books is not None
     lanes = Lanes(Gates([route], SYSTEM_CLOCK), SYSTEM_CLOCK, company=4, wake=lambda: None,
                   dropped=lambda _work: None)  # fmt: skip
-    clerk = Clerk(books, lanes, owner="me", settings=consumer.settings, clock=SYSTEM_CLOCK,
-                  chores=lambda: None)  # fmt: skip
+    reader = Reader(consumer.settings, consumer.tally, consumer.metrics)
+    clerk = Clerk(books, lanes, reader=reader, owner="me", settings=consumer.settings,
+                  clock=SYSTEM_CLOCK, chores=lambda: None)  # fmt: skip
     works = [
         Work(route=route, message=Message.new("orders", b"x", key="k"), lane_key=("k",),
              dropped=True)
