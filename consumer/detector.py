@@ -99,7 +99,7 @@ class OutageDetector(Layer):
             breaker.give_back(permit)
             return
         if call.message is not None:
-            self._witness.passed(breaker, (call.consumer, call.message.id))
+            self._witness.passed(breaker, (call.consumer, call.message.identity))
         if self._failing:
             with self._lock:
                 self._failing.clear()
@@ -115,13 +115,13 @@ class OutageDetector(Layer):
         elif self.is_open:
             self.breaker.failed(call.notes[self], error)
         elif call.message is not None:
-            self._count((call.consumer, call.message.id), error)
+            self._count((call.consumer, call.message.identity), error)
 
     def _is_own_fault(self, call: Call) -> bool:
         """Note that a dependency failed the message; return whether others pass meanwhile."""
         if call.message is None:
             return False
-        who = call.consumer, call.message.id
+        who = call.consumer, call.message.identity
         self._witness.failed(self.breaker, who)
         return self._witness.is_own_fault(who)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.orm import Session  # noqa: TC002 - a handler asks for it by annotation
 
+from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.circuit import Breaker, CircuitPolicy, Closed, LastCalls, circuit
 from holdfast.consumer.vitals import Vitals
@@ -151,7 +152,10 @@ def test_many_messages_that_fail_alike_are_an_outage_and_burn_no_attempts(
         assert len(bench.effects) == 100 - died
 
 
-def test_a_message_that_cannot_connect_while_others_can_is_dead_lettered(bench: Bench) -> None:
+@pytest.mark.parametrize("source", ["holdfast", "shop"], ids=["no source", "a source"])
+def test_a_message_that_cannot_connect_while_others_can_is_dead_lettered(
+    bench: Bench, source: str
+) -> None:
     """Its fault is its own, also if it has company in that."""
     consumer = bench.consumer(patience=0.1, outage_seconds=0.05)
     seen: list[str] = []
@@ -165,12 +169,13 @@ def test_a_message_that_cannot_connect_while_others_can_is_dead_lettered(bench: 
         seen.append(order)
 
     for n in range(4):
-        bench.publish(f"bad {n}", key=f"b{n}")
+        bench.send(Message.new("orders", f"bad {n}".encode(), key=f"b{n}", source=source))
     with running(consumer):
         sent = 0
         while consumer.tally.dead_lettered < 4:
             sent += 1
-            bench.publish(f"good {sent}", key=f"g{sent}")
+            good = Message.new("orders", f"good {sent}".encode(), key=f"g{sent}", source=source)
+            bench.send(good)
             until(lambda sent=sent: len(seen) >= sent, f"good message {sent} handled")  # type: ignore[misc]
             assert sent < 300, "the bad ones are excused for ever"
         assert isinstance(detector_of(consumer).breaker.state, Closed) or seen
