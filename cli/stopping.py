@@ -22,8 +22,8 @@ log = logging.getLogger("holdfast.cli")
 def stopped_by_signals(stop: Callable[[], None], *, drain_seconds: float) -> Iterator[None]:
     """Call *stop* on SIGTERM or SIGINT; end the process if that takes too long.
 
-    The same signal once more ends it at once. Whatever was in flight then is still in the
-    outbox, and is published again.
+    A signal once more, a second later or more, ends it at once. Whatever was in flight then
+    is still in the outbox, and is published again.
     """
     timers: list[threading.Timer] = []
 

@@ -72,6 +72,8 @@ class Assembly:
         self.settings = self._settings = settings
         self._clock = clock
         self._fatal: BaseException | None = None
+        self.asked = False
+        """Whether a signal has asked it to end."""
         self.clerk: Clerk | None = None
         self._chores: Chores | None = None
         gates = Gates(routes.values(), clock)
@@ -145,9 +147,9 @@ class Assembly:
         if self._fatal is not None:
             raise self._fatal
 
-    def stop(self) -> None:
-        """End the run in good order; asked again, at once."""
-        if self.runtime.stopping.is_set():
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the run in good order, however often asked; or *at_once*, without what runs."""
+        if at_once:
             self.runtime.hurry.set()
         self.runtime.stopping.set()
         self._wake()

@@ -190,8 +190,9 @@ class Consumer:
         """Handle messages until `stop`, SIGTERM or SIGINT; or until nothing is left.
 
         What runs is finished and settled before this returns, within `drain_seconds`; the
-        rest goes back without blame. A second signal ends it at once. Where a client library
-        does not come back after a signal, the process ends all the same, with exit code 4.
+        rest goes back without blame. A second signal, a second later or more, ends it at
+        once. Where a client library does not come back after a signal, the process ends all
+        the same, with exit code 4.
         """
         if not self._routes:
             raise ConfigurationError("no handler is registered: decorate one with consumer.on()")
@@ -217,12 +218,16 @@ class Consumer:
                 return
             assembly.run(until_idle=until_idle)
 
-    def stop(self) -> None:
-        """End `run` after what is in hand. Any thread may call it."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End `run` after what is in hand, within `drain_seconds`. Any thread may call it.
+
+        To call it again changes nothing. With *at_once* running handlers are not waited for:
+        what they return counts for nothing, and their messages come again without blame.
+        """
         self._stopped.set()
         assembly = self._assembly
         if assembly is not None:
-            assembly.stop()
+            assembly.stop(at_once=at_once)
 
     def _own_home(self, triage: Triage | None) -> Any:
         if self._books is not None:
@@ -236,10 +241,11 @@ class Consumer:
         return _LateTopicHome(self.broker)
 
     def _asked(self, assembly: Assembly, ended: threading.Event, number: int) -> None:
-        again = assembly.runtime.stopping.is_set()
+        again = assembly.asked
+        assembly.asked = True
         seconds = self.settings.drain_seconds
         end_if_it_lingers(assembly.runtime, ended, drain_seconds=seconds)
-        assembly.stop()
+        assembly.stop(at_once=again)
         bound = f"finishing what is in hand, for at most {seconds:g} s"
         log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MOMENT = 1.0
+"""Seconds within which a further signal is the same wish said twice."""
 
 
 @contextmanager
-def signals_heard(handle: Callable[[int], None]) -> Iterator[None]:
+def signals_heard(handle: Callable[[int], None], *, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
     """Call *handle* in a thread of its own for each SIGTERM or SIGINT that comes meanwhile.
+
+    One that follows within `MOMENT` is not another: `timeout`, terminals and supervisors send
+    a signal to a process and to its group, and nobody has insisted on anything by that.
 
     A handler that runs in the main thread may find it inside the very lock that the handler
     needs, as when it sets the event that the main thread waits for, and then nothing ends
@@ -27,10 +35,12 @@ def signals_heard(handle: Callable[[int], None]) -> Iterator[None]:
     os.set_blocking(writing, False)
 
     def listen() -> None:
+        last = -math.inf
         with open(reading, "rb", buffering=0) as pipe:
             while said := pipe.read(1):
-                if said[0] in _SIGNALS:
+                if said[0] in _SIGNALS and clock.monotonic() - last >= MOMENT:
                     handle(said[0])
+                    last = clock.monotonic()  # what came meanwhile is no other wish
 
     threading.Thread(target=listen, name="holdfast-signals", daemon=True).start()
     heard_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -691,6 +691,50 @@ def test_a_stop_finishes_what_runs_and_gives_the_rest_back_without_blame(bench: 
     assert bench.effects == ["a", "b", "c"]
 
 
+def test_stopping_again_abandons_nothing(bench: Bench) -> None:
+    """The handler that runs is finished and acknowledged, however often `stop` is called."""
+    consumer, started, gate = bench.consumer(), threading.Event(), threading.Event()
+
+    @consumer.on("orders")
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        started.set()
+        assert gate.wait(NEVER)
+        bench.note(session, order)
+
+    bench.publish("a")
+    with running(consumer):
+        assert started.wait(NEVER)
+        assembly = consumer.running
+        assert assembly is not None
+        for _ in range(3):
+            consumer.stop()
+        assert not assembly.runtime.hurry.is_set()
+        gate.set()
+    assert bench.effects == ["a"]
+    assert bench.lag == 0
+
+
+def test_a_stop_at_once_leaves_what_runs_to_the_next_one(bench: Bench) -> None:
+    """Its message is not acknowledged and comes again."""
+    consumer, started, gate = bench.consumer(), threading.Event(), threading.Event()
+
+    @consumer.on("orders")
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        started.set()
+        assert gate.wait(NEVER)
+        bench.note(session, order)
+
+    bench.publish("a")
+    with running(consumer):
+        assert started.wait(NEVER)
+        consumer.stop(at_once=True)
+        until(lambda: consumer.running is None, "its end")
+    assert bench.lag == 1
+    gate.set()
+
+
 # -- replays and other groups ------------------------------------------------------------
 
 

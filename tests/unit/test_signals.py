@@ -29,3 +29,34 @@ def test_a_signal_is_heard_while_the_main_thread_holds_what_it_waits_for() -> No
     )
     assert done.stdout.strip() == "heard", done.stderr
     assert done.returncode == -signal.SIGTERM
+
+
+TWICE = """
+import os, signal, threading
+from holdfast.signals import signals_heard
+
+heard = []
+with signals_heard(heard.append):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+        sum(range(100_000))
+    while not heard:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(100_000))
+    assert len(heard) == 1, heard
+    import time
+    until = time.monotonic() + 60
+    while len(heard) < 2 and time.monotonic() < until:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(100_000))
+print(len(heard))
+"""
+
+
+def test_a_signal_that_follows_within_a_moment_is_the_same_wish() -> None:
+    """Only one that comes later insists."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "2", done.stderr
