@@ -7,6 +7,7 @@ import copy
 import hashlib
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 from holdfast.classification import Classify, check_classify, recognise
 from holdfast.dlq.capture import NOWHERE, Origin, capture, scrubber
 from holdfast.dlq.redaction import without_fields
+from holdfast.dlq.store import StoreHome
+from holdfast.dlq.transactions import waits_for
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, Remedy
 from holdfast.ids import derived_id
 from holdfast.layer import Call, Done, Layer, Stage
@@ -24,6 +27,8 @@ from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sqlalchemy.engine import Engine
 
     from holdfast.dlq.homes import Home
     from holdfast.dlq.letter import DeadLetter
@@ -46,7 +51,8 @@ class DeadLetters(Layer):
     Poison goes at once; passing and unknown errors go when every retry inside has given up;
     errors of a dependency that is down, of a shutdown or of a lost assignment never go. A
     `ConfigurationError` goes out: the program is at fault, not the message. When the dead
-    letter cannot be stored, `DependencyDown` goes out and nothing may be acknowledged.
+    letter cannot be stored, `DependencyDown` goes out and nothing may be acknowledged; where
+    it would wait for the caller's own transaction, a `ConfigurationError` goes out at once.
     """
 
     stage: ClassVar[Stage] = Stage.SETTLE
@@ -122,7 +128,10 @@ class DeadLetters(Layer):
         """Put the message aside and end the run, or let *error* go on."""
         if not self.is_final(error):
             return None
-        self._put(self._home(), self._letter(call, error), call)
+        home = self._home()
+        for engine, given in _held(home, call):
+            _refuse_to_wait(engine, given, error)
+        self._put(home, self._letter(call, error), call)
         call.notes[FAILURE] = error
         return Done()
 
@@ -130,7 +139,13 @@ class DeadLetters(Layer):
         """Do the same without blocking the event loop, where the home allows it."""
         if not self.is_final(error):
             return None
-        home, letter = self._home(), self._letter(call, error)
+        home = self._home()
+        for engine, given in _held(home, call):
+            if hasattr(given, "run_sync"):
+                await given.run_sync(partial(_refuse_to_wait, engine), error)
+            else:
+                await asyncio.to_thread(_refuse_to_wait, engine, given, error)
+        letter = self._letter(call, error)
         if getattr(home, "in_thread", False):
             await asyncio.to_thread(self._put, home, letter, call)
         else:
@@ -213,6 +228,26 @@ def dead_lettered(call: Call) -> DeadLetter | None:
     """Return the letter that became of *call*, None when it was not dead-lettered."""
     letter: DeadLetter | None = call.notes.get(LETTER)
     return letter
+
+
+def _held(home: Home, call: Call) -> list[tuple[Engine, Any]]:
+    """Return the caller's sessions and connections, beside the engine that may wait for them."""
+    if not isinstance(home, StoreHome) or home.engine.dialect.name != "sqlite":
+        return []
+    return [
+        (home.engine, one)
+        for one in (*call.args, *call.kwargs.values())
+        if hasattr(one, "execute") and (hasattr(one, "get_bind") or hasattr(one, "dialect"))
+    ]
+
+
+def _refuse_to_wait(engine: Engine, given: Any, error: BaseException) -> None:
+    if waits_for(engine, given):
+        raise ConfigurationError(
+            "the dead letter cannot be stored: the caller's own transaction holds SQLite's only "
+            "write lock. Put @dead_letter on the function that opens the session, so that its "
+            "transaction has ended, or register the handler with a Consumer"
+        ) from error
 
 
 def _message(call: Call, handler: str, hidden: tuple[str, ...]) -> tuple[Message, Delivery | None]:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import random
-from typing import TYPE_CHECKING, TypeVar
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
     IntegrityError,
     SQLAlchemyError,
     StatementError,
+    UnboundExecutionError,
 )
+from sqlalchemy.orm import scoped_session
 
 from holdfast.classification import recognise
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import DependencyDown, Remedy
 from holdfast.isolation import tell_level
 from holdfast.scrubbing import text_of
+from holdfast.transactions import is_deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Engine
 
 T = TypeVar("T")
 TRIES = 8
 _CHECKS = (3819, 4025)
+_LOCKED_SECONDS = 1.0
 
 
 def committed(
@@ -54,6 +64,45 @@ def committed(
             raise down(error) from error
         clock.sleep(0.01 * 2**attempt * (0.5 + randomness()))
     raise AssertionError("unreachable")
+
+
+def waits_for(engine: Engine, given: Any) -> bool:
+    """Whether a write through *engine* would wait for the transaction of *given*.
+
+    *given* is a session or connection of whoever wants to write. SQLite has one lock for all
+    writers: on a second connection they would wait for themselves.
+    """
+    file = _sqlite_file(engine)
+    if file is None:
+        return False
+    session = given() if isinstance(given, scoped_session) else given
+    try:
+        bound = session.get_bind() if hasattr(session, "get_bind") else session
+    except UnboundExecutionError:
+        return False
+    # A session may have ended its part in the transaction of a connection that goes on.
+    begun = session.in_transaction() or (isinstance(bound, Connection) and bound.in_transaction())
+    return begun and _sqlite_file(bound.engine) == file and _is_locked(file)
+
+
+def _sqlite_file(engine: Engine) -> str | None:
+    """Return the file of a database of SQLite, however its URL spells it; None without one."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or ":memory:" in name or "mode=memory" in name:
+        return None
+    return os.path.realpath(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+
+
+def _is_locked(file: str) -> bool:
+    """Whether no writer could commit to *file* now; many that begin a transaction hold no lock."""
+    try:
+        uri = f"{Path(file).as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, _LOCKED_SECONDS, isolation_level=None, uri=True)) as db:
+            db.execute("BEGIN EXCLUSIVE")  # under WAL it lets readers be
+            db.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        return is_deadlock(error)
+    return False
 
 
 class TooLarge(DependencyDown):
