@@ -58,7 +58,7 @@ held_key = Table(
     Column("owner", String(64)),
     Column("until", Double, nullable=False),
     Column("note", Text),
-    Index("holdfast_held_key_due", "grp", "due"),
+    Index("holdfast_held_key_due", "due", "grp"),
 )
 """Keys that wait: for a retry that is due later, or (`dlq_id`) for a dead letter to be closed."""
 

@@ -34,7 +34,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.columns import cut, plain
+from holdfast.columns import cut, document, plain
 from holdfast.errors import ConfigurationError
 from holdfast.transactions import transact
 
@@ -62,7 +62,7 @@ def _name(length: int) -> String:
 
 def audit_tables(metadata: MetaData) -> tuple[Table, Table]:
     """Return the trail and its heads as tables of *metadata*; every package shares the two."""
-    document = Text().with_variant(mysql.LONGTEXT(collation="utf8mb4_bin"), "mysql", "mariadb")
+    text_type = Text().with_variant(mysql.LONGTEXT(collation="utf8mb4_bin"), "mysql", "mariadb")
     trail = Table(
         "holdfast_audit",
         metadata,
@@ -71,8 +71,8 @@ def audit_tables(metadata: MetaData) -> tuple[Table, Table]:
         Column("actor", _name(255), nullable=False),
         Column("action", _name(32), nullable=False),
         Column("subject", _name(_MOST_SUBJECT), nullable=False),
-        Column("reason", document, nullable=False),
-        Column("detail", document, nullable=False),
+        Column("reason", text_type, nullable=False),
+        Column("detail", text_type, nullable=False),
         Column("previous", _name(64), nullable=False),
         Column("hash", _name(64), nullable=False),
     )
@@ -251,7 +251,7 @@ def append_row(
         "action": cut(action, 32),
         "subject": cut(subject, _MOST_SUBJECT),
         "reason": plain(reason),
-        "detail": plain(_encode(detail).decode()),
+        "detail": document(detail),
         "previous": previous,
     }
     row["hash"] = sealed(row)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, overload
+
+import msgspec
 
 NAME = 255
 """The length of a column for names."""
 MOST_TEXT = 2000
 """Characters that are kept of what an error says."""
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def plain(text: str) -> str:
@@ -56,3 +61,19 @@ def plain_values(value: Any) -> Any:
 def ascii_only(text: str) -> str:
     """Return *text* in characters that every encoding of a database has."""
     return plain(text).encode("ascii", "backslashreplace").decode()
+
+
+def document(value: Any) -> str:
+    """Return *value* as JSON in ASCII, which every database takes.
+
+    Lone surrogates, which JSON does not have, are made visible.
+    """
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(plain_values(msgspec.to_builtins(value))).decode()
+    return text if text.isascii() else _BEYOND_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]

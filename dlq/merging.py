@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.columns import document
 from holdfast.dlq.changes import change_row
 from holdfast.dlq.letter import MOST_FAILURES, Occurrence
 from holdfast.dlq.rows import (
     PENDING,
-    document,
     exact_of,
     is_of,
     occurrences,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.columns import ascii_only, cut, plain, plain_values
+from holdfast.columns import ascii_only, cut, document, plain
 from holdfast.dlq import rules
 from holdfast.dlq.letter import (
     Coordinates,
@@ -42,7 +41,6 @@ CLOSED = (CONFIRMED, DISCARDED, PARKED)
 _MOST_NUMBER = 2**31 - 1
 _MOST_HINT, _MOST_HINTS = 200, 12
 _WAYS = ("explicit", "stack", "message")
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LAST_MOMENT = 253_402_300_799.0  # in the year 9999
 _ATTRIBUTES = {
@@ -276,22 +274,6 @@ def read_envelope(text: str) -> Envelope:
 def occurrences(text: str) -> tuple[Occurrence, ...]:
     """Return the failures kept in the column `history`."""
     return _occurrences(text)
-
-
-def document(value: Any) -> str:
-    """Return *value* as JSON in ASCII, which every database takes.
-
-    Lone surrogates, which JSON does not have, are made visible.
-    """
-    try:
-        text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:
-        text = msgspec.json.encode(plain_values(msgspec.to_builtins(value))).decode()
-    return text if text.isascii() else _BEYOND_ASCII.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
 
 
 def header_text(headers: Iterable[Pair]) -> str:

@@ -11,13 +11,13 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.columns import ascii_only, cut
+from holdfast.columns import ascii_only, cut, document
 from holdfast.dlq import rules
 from holdfast.dlq.changes import change_row
 from holdfast.dlq.letter import DeadLetter, own_id, renamed
 from holdfast.dlq.merging import is_same_message, merged
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.rows import document, fingerprint_of, group_of, least, letter_of, row_of
+from holdfast.dlq.rows import fingerprint_of, group_of, least, letter_of, row_of
 from holdfast.dlq.schema import change, group, message
 from holdfast.dlq.transactions import committed, down, is_about_data, refuse_too_large
 from holdfast.dlq.triage import BUILT_IN, Triage

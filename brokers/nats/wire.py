@@ -26,6 +26,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from holdfast.cloudevents import to_wire, unstaged
+from holdfast.message import REPLAY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def headers_of(message: Message) -> dict[str, str]:
         _add(headers, pairs[len(pairs) - own :])
     if message.payload is None:
         headers[BODY] = "null"
-    if not message.is_replay:
+    if REPLAY_HEADER not in message.headers:
         headers[MSG_ID] = _identity(message, headers)
     return headers
 

@@ -53,6 +53,7 @@ class Desk:
         Migrations(self.engine).upgrade()
         self.home = StoreHome(self.engine)
         self.broker = connect(self.broker_url)
+        self.broker.create_topic("orders")
         self.key_file = folder / "master.key"
         self.key_file.write_text(MASTER.hex())
 

@@ -46,6 +46,7 @@ class Desk:
         self.home = StoreHome(self.engine)
         self.broker_url = f"sqlite:///{folder}/broker.db"
         self.broker = connect(self.broker_url)
+        self.broker.create_topic("orders")
         self.key_file = folder / "master.key"
         self.key_file.write_text(MASTER.hex())
         self.key = ("--master-key-file", str(self.key_file))
