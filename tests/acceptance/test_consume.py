@@ -103,7 +103,9 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
         entries = [(row.action, row.reason) for row in db.execute(select(audit))]
         versions = db.execute(select(letters.c.service_version)).scalars().all()
     assert versions == ["1.4.2", ""]
-    assert entries == [("discard", "obsolete"), ("skip", "obsolete"), ("release", "seen to")]
+    assert entries == [
+        ("discard", "obsolete"), ("keys.skip", "obsolete"), ("keys.release", "seen to"),
+    ]  # fmt: skip
     shown = json.loads(keys(tmp_path, "audit", "--json").stdout)
     assert [entry["action"] for entry in shown] == ["release", "skip"]
     engine.dispose()

@@ -510,7 +510,7 @@ def test_a_spent_retry_budget_makes_no_dead_letters(bench: Bench) -> None:
     """The budget spares a dependency that is down; its messages wait, and go on after it."""
     down = threading.Event()
     down.set()
-    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.2))
+    consumer = bench.consumer(backoff=Backoff(first=0.02, ceiling=0.2), outage_seconds=0.05)
 
     @consumer.on("orders")
     @dead_letter()
