@@ -128,11 +128,6 @@ class NatsBroker:
             clock=clock,
         )
 
-    @property
-    def default_partitions(self) -> int:
-        """How many lanes a topic gets that is made when first used."""
-        return self._settings.partitions
-
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its lanes."""
         if not topic:
@@ -142,6 +137,15 @@ class NatsBroker:
         streams = Topics(self._jetstream(self._shared()), self._settings)
         if streams.find(topic) is None:
             streams.create(topic, partitions)
+
+    @property
+    def default_partitions(self) -> int:
+        """How many lanes a topic gets that is made when first used."""
+        return self._settings.partitions
+
+    def topics(self) -> Mapping[str, int]:
+        """Return all topics with the number of their lanes; streams of others are left out."""
+        return Topics(self._jetstream(self._shared()), self._settings).all()
 
     def create_group(self, topic: str, group: str) -> None:
         """Make sure that *topic* exists: its stream keeps messages for groups yet to come."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.nats.faults import STREAM_EXISTS, STREAM_NOT_FOUND, Refusal
-from holdfast.brokers.nats.names import subject, token
+from holdfast.brokers.nats.names import name_of, subject, token
 from holdfast.errors import ConfigurationError, UnknownTopic
 
 if TYPE_CHECKING:
@@ -46,6 +46,25 @@ class Topics:
                 return None
             raise refusal.translated() from refusal
         return self._checked(topic, config)
+
+    def all(self) -> dict[str, int]:
+        """Return the topics with the number of their lanes; streams of others are left out."""
+        found: dict[str, int] = {}
+        offset = total = 0
+        while offset == 0 or offset < total:
+            try:
+                page = self._js.ask("STREAM.LIST", {"offset": offset})
+            except Refusal as refusal:
+                raise refusal.translated() from refusal
+            streams = page.get("streams") or []
+            for stream in streams:
+                config = stream["config"]
+                if (lanes := (config.get("metadata") or {}).get(LANES)) is not None:
+                    found[name_of(config["name"])] = int(lanes)
+            offset, total = offset + len(streams), page["total"]
+            if not streams:
+                break
+        return found
 
     def counts(self, topic: str) -> dict[str, int]:
         """Return how many messages each subject of *topic* holds."""

@@ -152,6 +152,7 @@ def test_failures_while_no_sender_lives_stop_the_next_one(desk: Desk) -> None:
         said = desk.run(*resume)
     assert said.returncode == 7, said
     assert "20 failures since the last resume are forgiven" in said.stdout
+    assert "make a new one with  holdfast dlq replay" in said.stdout
 
 
 def _fail_again(desk: Desk, wanted: int) -> None:

@@ -254,6 +254,16 @@ def test_the_wire_form_is_the_documented_one(
     assert "Nats-Rollup" not in second.headers
 
 
+def test_topics_are_told_with_their_lanes_and_streams_of_others_are_not(nats: Nats) -> None:
+    """Under the names that they were made by, whatever the server calls them."""
+    with closing(connect(nats.url)) as broker:
+        broker.create_topic("told.orders eu", partitions=3)
+        raw(nats.url, lambda client: client.jetstream().add_stream(name="foreign", subjects=["f"]))
+        known = broker.topics()
+    assert known["told.orders eu"] == 3
+    assert "foreign" not in known
+
+
 def test_a_replay_is_stored_although_its_id_was(
     sink: Sink, topic: str, member: Callable[..., Source]
 ) -> None:
