@@ -3,10 +3,11 @@
 Usage: relay.py DATABASE BROKER ENGINE LEASE_SECONDS [SABOTAGE]
 
 ENGINE is lease, wal, or emitted: the WAL engine with events that have no row. Sabotages are
-cursor (read by `seq > last`), doomed (die before the third batch is published, which is no
-broken promise) and ahead (doomed, and the log is confirmed before it is published). For
-zombie and heir, no broken promises either, and unguarded (a zombie that does not ask whose
-the shards are), see handover.py. With transactions, every shard is published in its own.
+cursor (read by `seq > last`), skipping (leave out one shard), doomed (die before the third
+batch is published, which is no broken promise) and ahead (doomed, and the log is confirmed
+before it is published). For zombie and heir, no broken promises either, and unguarded (a
+zombie that does not ask whose the shards are), see handover.py. With
+transactions, every shard is published in its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.database import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks, Step
+from holdfast.outbox.rows import shard_of
 from holdfast.signals import signals_heard
 from tests.checker.handover import (
     HEIR,
@@ -31,6 +33,7 @@ from tests.checker.handover import (
     freeze_before_parking,
     freeze_before_reading,
 )
+from tests.checker.writer import KEYS, TOPIC
 
 
 def read_by_cursor(engine: Any, memory: Path) -> None:
@@ -49,6 +52,12 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
         return rows
 
     moving.begin, moving.read = resume, naive
+
+
+def skip_a_shard(engine: Any) -> None:
+    """Never see the rows of the first key's shard: nothing is lost, and nothing moves."""
+    read, skipped = engine._pass.read, shard_of(TOPIC, KEYS[0], "")
+    engine._pass.read = lambda: [row for row in read() if row.shard != skipped]
 
 
 class Doomed:
@@ -111,6 +120,8 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
         moving = LeaseEngine(db, sink, terms=terms, batch=4)  # small: passes of many batches
     if sabotage == "cursor":
         read_by_cursor(moving, Path(broker.partition("///")[2] + ".cursor"))
+    if sabotage == "skipping":
+        skip_a_shard(moving)
     if sabotage in (ZOMBIE, UNGUARDED):
         freeze_before_parking(moving, guarded=sabotage == ZOMBIE)
     if sabotage == HEIR:

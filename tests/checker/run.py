@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from select import select as select_
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, insert, select, update
 
 from holdfast import BrokerDown
 from holdfast.brokers import connect
@@ -23,9 +23,9 @@ from holdfast.outbox import Outbox, Relay, create_tables
 from holdfast.outbox.audit import Warrant
 from holdfast.outbox.parked_event import NotParked
 from holdfast.outbox.parked_keys import ParkedKeys, Selection
-from holdfast.outbox.schema import outbox, parked, shard
+from holdfast.outbox.schema import shard
 from holdfast.sql import statements
-from holdfast.testing import wait_until
+from holdfast.testing import Violation, settled, wait_until
 from tests.checker.handover import (
     HEIR,
     HEIR_SECONDS,
@@ -34,19 +34,19 @@ from tests.checker.handover import (
     ZOMBIE_SECONDS,
     hand_over,
 )
-from tests.checker.verdict import Verdict, judge
+from tests.checker.standing import Places
+from tests.checker.verdict import Standing, Verdict, events_of, judge
 from tests.checker.writer import KEYS, TOPIC, counter, metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).parent
+HOPELESS = ("cursor", "skipping")
+"""Sabotages with which a run may never settle."""
 _PATIENCE = 120.0
-_LOG_END = text("SELECT CAST(pg_current_wal_insert_lsn() AS text)")
-_CONFIRMED = text(
-    "SELECT confirmed_flush_lsn >= CAST(:end AS pg_lsn) FROM pg_replication_slots"
-    " WHERE database = current_database()"
-)
+_BOUND, _HOPELESS = 60.0, 2.0
+"""Seconds after the last fault until nothing stands; and where a sabotage lets it stand."""
 
 
 @dataclass(slots=True)
@@ -88,11 +88,11 @@ class Run:
             for writer in writers:
                 writer.terminate()
             assert [writer.wait(60) for writer in writers] == [0] * self.writers
-            self._drain(relays)
+            standing = self._settle(relays)
         finally:
             for process in (*writers, *relays):
                 _end(process)
-        verdict = judge(self._committed(), self._stored())
+        verdict = self._judge(standing)
         verdict.kills, verdict.restarts = self.toll.kills, self.toll.restarts
         return verdict
 
@@ -196,31 +196,39 @@ class Run:
         _end(relay)
         self.toll.kills += relay.returncode == -signal.SIGKILL
 
-    def _drain(self, relays: list[subprocess.Popen[bytes]]) -> None:
+    def _settle(self, relays: list[subprocess.Popen[bytes]]) -> Standing:
+        """Let the relays finish, the faults being over; return what stands, then end them."""
         engine = open_database(self.database)
+        places = Places(engine, log=self.engine == "emitted")
+        counts = {"databases that did not answer": 1}
 
-        with engine.connect() as db:
-            emitted = self.engine == "emitted"
-            end = db.execute(_LOG_END).scalar_one() if emitted else None
-
-        def empty() -> bool:
+        def standing() -> dict[str, int]:
+            nonlocal counts
             self._replace_dead(relays)
-            with engine.connect() as db:
-                if end is not None:
-                    return bool(db.execute(_CONFIRMED, {"end": end}).scalar())
-                waiting = [select(table.c.seq).limit(1) for table in (outbox, parked)]
-                return all(db.execute(rows).first() is None for rows in waiting)
+            counts = places.counts()
+            return counts
 
         # What the broker refused is released, as an operator would.
         with suppress(NotParked):
             ParkedKeys(engine).release(Selection(topic=TOPIC), Warrant(actor="c", reason="r"))
-        # A relay that reads by a cursor may never finish: then the verdict tells.
-        with suppress(AssertionError):
-            wait_until(empty, deadline=2 if self.sabotage == "cursor" else 60, what="it drained")
+        with suppress(Violation):  # the verdict tells
+            settled(standing, within=_HOPELESS if self.sabotage in HOPELESS else _BOUND)
+        rows = places.rows() if any(counts.values()) else []
         engine.dispose()
         for relay in relays:
             relay.terminate()
             relay.communicate(timeout=30)
+        return Standing(counts=counts, rows=rows)
+
+    def _judge(self, standing: Standing) -> Verdict:
+        committed = self._committed()
+        bodies, unread = self._stored("checker")
+        standing = replace(standing, counts={**standing.counts, "unread messages": unread})
+        verdict = judge(committed, bodies, standing)
+        if verdict.lost:  # is it the broker that has them?
+            again, _ = self._stored(f"look-{time.time_ns()}")
+            verdict = judge(committed, bodies, replace(standing, stored=set(events_of(again))))
+        return verdict
 
     def _replace_dead(self, relays: list[subprocess.Popen[bytes]]) -> None:
         for place, relay in enumerate(relays):
@@ -235,11 +243,12 @@ class Run:
         engine.dispose()
         return counts
 
-    def _stored(self) -> list[bytes]:
+    def _stored(self, group: str) -> tuple[list[bytes], int]:
+        """Read the topic as *group*; return the bodies, and how many messages it could not get."""
         broker = connect(self.broker)
-        source = broker.source([TOPIC], group="checker")
+        source = broker.source([TOPIC], group=group)
         bodies: list[bytes] = []
-        quiet, until = 0, time.monotonic() + 60
+        quiet, unread, until = 0, 1, time.monotonic() + 60
         while quiet < 3 and time.monotonic() < until:
             try:
                 batch = source.poll(1000, 0.5)
@@ -247,11 +256,11 @@ class Run:
             except BrokerDown:
                 continue
             bodies += [delivery.body or b"" for delivery in batch]
-            settled = bool(source.assignment()) and not any(source.lag().values())
-            quiet = quiet + 1 if settled and not batch else 0
+            unread = sum(source.lag().values()) if source.assignment() else 1
+            quiet = 0 if unread or batch else quiet + 1
         source.close()
         broker.close()
-        return bodies
+        return bodies, unread
 
 
 def _child(script: str, *args: str) -> subprocess.Popen[bytes]:

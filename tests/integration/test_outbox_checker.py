@@ -1,4 +1,8 @@
-"""Nothing is lost and order holds per key, whatever is killed or restarted."""
+"""Nothing is lost and order holds per key, whatever is killed or restarted.
+
+And nothing stands still: a minute after the last fault the outbox is empty, no event is
+parked, and every shard has an owner.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.outbox.rows import shard_of
 from holdfast.outbox.wal.cleaner import FIRST_ROWS
 from tests.checker.run import Run
+from tests.checker.writer import KEYS, TOPIC
 from tests.servers import Kafka, MariaDB, Postgres, Redis
 
 if TYPE_CHECKING:
@@ -202,6 +208,20 @@ def test_the_checker_sees_a_relay_that_reads_by_a_cursor(
     )
     verdict = run.go()
     assert verdict.lost, verdict
+
+
+def test_the_checker_sees_a_relay_that_leaves_a_shard_out(tmp_path: Path) -> None:
+    """Nothing is wrong with what is published; the rest stands, and the checker says where."""
+    run = Run(
+        database=f"sqlite:///{tmp_path}/s.db",
+        broker=f"sqlite:///{tmp_path}/b.db",
+        sabotage="skipping",
+    )
+    verdict = run.go()
+    assert not verdict.clean, verdict
+    assert any("holdfast_outbox:" in str(place) for place in verdict.left), verdict
+    shard = shard_of(TOPIC, KEYS[0], "")
+    assert verdict.where[0].startswith(f"{KEYS[0]} 1: in holdfast_outbox, shard {shard} of relay ")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "wal"])
