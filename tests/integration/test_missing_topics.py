@@ -187,8 +187,8 @@ def test_a_missing_topic_of_kafka_is_found_before_anything_is_sent(
     stage(engine, (gone, "k", "1"), (there, "k", "a"), (gone, "k", "2"))
     sink = broker.sink()
     relay = moving(kind, engine, sink)
-    steps_until(relay, lambda: count(engine, outbox) == 2, "the other is published", deadline=60)
-    assert count(engine, parked) == 0
+    steps_until(relay, lambda: count(engine, outbox) <= 2, "the other is published", deadline=60)
+    assert (count(engine, outbox), count(engine, parked)) == (2, 0)
     broker.create_topic(gone, partitions=3)
     steps_until(relay, lambda: count(engine, outbox) == 0, "all are published", deadline=60)
     relay.close()

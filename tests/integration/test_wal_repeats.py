@@ -46,6 +46,7 @@ def test_no_more_is_published_than_may_be_repeated_until_something_is_deleted(
         db.execute(text("LOCK TABLE holdfast_outbox IN SHARE MODE"))  # read, but not deleted
         steps_until(relay, lambda: sink.seen, "something is published")
         for _ in range(20):
+            assert len(sink.seen) <= FIRST_ROWS  # before a step that would wait for the lock
             relay.step()
         assert len(sink.seen) <= FIRST_ROWS
     steps_until(relay, lambda: shop.left == 0, "everything is published and deleted")
