@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Event = tuple[str, int]
 """A key, and the event's number in it."""
 
-_MOST_SHOWN = 5
+_MOST_SHOWN, _MOST_TOLD = 5, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,7 @@ def judge(
     # What was published and still stands is told as well: it stands for a reason.
     of_interest = [*verdict.lost, *(row.event for row in standing.rows)]
     verdict.where = [
-        f"{key} {n}: {standing.where((key, n))}" for key, n in list(dict.fromkeys(of_interest))[:12]
+        f"{key} {n}: {standing.where((key, n))}"
+        for key, n in list(dict.fromkeys(of_interest))[:_MOST_TOLD]
     ]
     return verdict

@@ -34,15 +34,17 @@ def survives(record_property: Callable[[str, object], None]) -> Callable[[Run], 
     def check(run: Run) -> None:
         verdict = run.go()
         record_property("verdict", str(verdict))
-        assert verdict.clean, verdict
+        assert verdict.clean, str(verdict)
         assert verdict.events > 20
-        assert verdict.restarts == len(run.faults), verdict
+        assert verdict.restarts == len(run.faults), str(verdict)
         if not run.hands_over:
-            assert verdict.kills > verdict.restarts, verdict  # one before and after each, at least
+            assert verdict.kills > verdict.restarts, str(
+                verdict
+            )  # one before and after each, at least
         if run.engine != "emitted":  # a server that crashes forgets how far a slot was confirmed
             # A relay risks no more than a few events and as many as it has finished.
             lives = verdict.kills + run.relays * (verdict.restarts + 1)
-            assert verdict.duplicates <= verdict.events + FIRST_ROWS * lives, verdict
+            assert verdict.duplicates <= verdict.events + FIRST_ROWS * lives, str(verdict)
 
     return check
 
@@ -89,7 +91,7 @@ def test_the_checker_sees_a_relay_that_confirms_before_it_has_published(
 ) -> None:
     """The same run loses events when the log is confirmed ahead of publishing."""
     verdict = _emitted(postgres, tmp_path, "ahead").go()
-    assert verdict.lost, verdict
+    assert verdict.lost, str(verdict)
 
 
 def _emitted(postgres: Postgres, tmp_path: Path, sabotage: str) -> Run:
@@ -207,7 +209,7 @@ def test_the_checker_sees_a_relay_that_reads_by_a_cursor(
         sabotage="cursor",
     )
     verdict = run.go()
-    assert verdict.lost, verdict
+    assert verdict.lost, str(verdict)
 
 
 def test_the_checker_sees_a_relay_that_leaves_a_shard_out(tmp_path: Path) -> None:
@@ -218,8 +220,8 @@ def test_the_checker_sees_a_relay_that_leaves_a_shard_out(tmp_path: Path) -> Non
         sabotage="skipping",
     )
     verdict = run.go()
-    assert not verdict.clean, verdict
-    assert any("holdfast_outbox:" in str(place) for place in verdict.left), verdict
+    assert not verdict.clean, str(verdict)
+    assert any("holdfast_outbox:" in str(place) for place in verdict.left), str(verdict)
     shard = shard_of(TOPIC, KEYS[0], "")
     assert verdict.where[0].startswith(f"{KEYS[0]} 1: in holdfast_outbox, shard {shard} of relay ")
 
@@ -241,7 +243,7 @@ def test_the_checker_sees_a_relay_that_acts_without_the_epoch_guard(
 ) -> None:
     """The same run breaks the order of a key when nobody asks whose the shards are."""
     verdict = _handed_over(kind, tmp_path, request, "unguarded").go()
-    assert ("key-0", 1) in verdict.disorder, verdict
+    assert ("key-0", 1) in verdict.disorder, str(verdict)
 
 
 def _handed_over(kind: str, tmp_path: Path, request: pytest.FixtureRequest, sabotage: str) -> Run:
