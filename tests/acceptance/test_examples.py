@@ -93,7 +93,8 @@ def test_the_dead_letter_example_replays_only_what_the_fix_can_handle() -> None:
     broken, fixed = re.findall("^(?:12 would fail again|all 12 would pass)", said, re.MULTILINE)
     assert (broken, fixed) == ("12 would fail again", "all 12 would pass")
     assert re.search(r"stopped \S+ +2/8 ", said)
-    assert "2 of the canary failed again: the handler is not fixed" in said
+    # The sender may look between the two.
+    assert re.search("[12] of the canary failed again: the handler is not fixed", said)
     assert "all 12 confirmed" in said
     assert "no problems: nothing is pending" in said
     assert "entries is whole" in said

@@ -159,6 +159,8 @@ class Server(ABC):
     def pause(self) -> None:
         """Freeze every process: connections stay open and nothing answers."""
         self._processes.signal(signal.SIGSTOP)
+        if self._pid is not None:  # a process of many threads stops thread by thread
+            wait_until(lambda: _is_stopped(self._pid), "the server stands still")
 
     def resume(self) -> None:
         """Let a paused server go on."""
@@ -200,3 +202,12 @@ class Server(ABC):
             return "(no log)"
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether no thread of process *pid* runs any more."""
+    try:
+        stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return all(stat.rpartition(")")[2].split()[0] in "TtZ" for stat in stats)
