@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 # More than cores: most tests wait for a server most of the time.
 WORKERS ?= 4
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
-PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry testing
+PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry sagas spark_jobs testing tracing
 # Importing `outbox` from the root would make a second copy of holdfast.outbox.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Whatever the environment says: hundreds of programs are started, and none should be compiled anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The editable install is a tree of links, so it is refreshed when a file comes or goes.
 FILES := $(shell find $(PACKAGES) -name '*.py' -o -name '*.sql' -o -name 'py.typed' -o -name 'vectors.json' | LC_ALL=C sort)
@@ -17,10 +19,10 @@ PRINT := $(shell { cat pyproject.toml; echo $(FILES); } | cksum | cut -d' ' -f1)
 BASE := $(VENV)/base-$(PRINT)
 DEV := $(VENV)/dev-$(PRINT)
 
-.PHONY: help demo test check bench chaos clean servers
+.PHONY: help demo quick test check bench chaos clean servers spark-dist
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -46,6 +48,9 @@ demo: $(BASE) ## the main job on SQLite alone: nothing lost, nothing twice
 servers: $(DEV) ## install the real servers that the tests start
 	@$(BIN)/python tests/servers/install.py
 
+quick: $(DEV) ## the tests that need no server and start no programs
+	$(BIN)/python -m pytest -m "not chaos" --quick -n 2 --dist worksteal $(ARGS)
+
 test: $(DEV) servers ## install everything, start the real servers, run every test
 	$(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -60,6 +65,9 @@ bench: $(DEV) servers ## measure against peers and raw floors (ONLY=core,redis f
 
 chaos: $(DEV) servers ## the long fault runs
 	$(BIN)/python -m pytest -m chaos --timeout 3600 $(ARGS)
+
+spark-dist: $(DEV) ## build what a Spark cluster needs: wheel, zip for --py-files, job file
+	@$(BIN)/python deploy/spark/build.py
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .logs

@@ -14,7 +14,7 @@ from figures import Figure, Goal, compare, rate
 from holdfast import Message, new_id
 from holdfast.brokers import connect
 from holdfast.consumer import Batches, Consumer, Order, create_tables
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.idempotency import idempotent
 from tests.servers import Postgres
 

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import insert, text
 
 from figures import Figure, Goal, compare, rate
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture, create_tables
-from holdfast.dlq.group import newest
-from holdfast.dlq.groups import Groups
-from holdfast.dlq.rows import fingerprint_of, row_of
-from holdfast.dlq.rules import Call, Error, fingerprint
-from holdfast.dlq.schema import message
-from holdfast.dlq.siblings import look_around
-from holdfast.dlq.stats import stats
-from holdfast.dlq.verdicts import verdicts
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, capture, create_tables
+from holdfast.dlq.capture.fingerprint import Error, FrameCall, fingerprint
+from holdfast.dlq.store.closing import look_around
+from holdfast.dlq.store.groups import FailureGroups, newest, verdicts
+from holdfast.dlq.store.rows import fingerprint_of, row_of
+from holdfast.dlq.store.schema import message
+from holdfast.dlq.store.stats import stats
 from holdfast.message import Message
 from tests.servers import Postgres
 
@@ -48,7 +46,7 @@ def figures() -> Iterator[Figure]:
         for folded in (True, False):
             fill(engine, folded=folded)
             told = FIGURES if folded else "no change folded yet, the worst case"
-            yield glance("groups", lambda: Groups(engine).listed(), told)
+            yield glance("groups", lambda: FailureGroups(engine).listed(), told)
             yield glance("stats", lambda: stats(engine), told)
         yield glance("show", lambda: shown(engine), told)
         engine.dispose()
@@ -56,7 +54,7 @@ def figures() -> Iterator[Figure]:
 
 def shown(engine: Engine) -> None:
     """Look at one group: its figures, newest message and verdicts, and what failed around it."""
-    one = Groups(engine).find(f"group{GROUPS - 1}")
+    one = FailureGroups(engine).find(f"group{GROUPS - 1}")
     with engine.connect() as db:
         newest(db, one.group_id)
         verdicts(db, one.group_id)
@@ -83,7 +81,7 @@ def failed(number: int) -> DeadLetter:
 def capture_cost(engine: Engine) -> Figure:
     """Measure a whole dead-lettering against a plain insert of the same row."""
     count = 300
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     letters = [failed(n) for n in range(count)]
     rows = [row_of(one, fingerprint_of(one.failure), now=0.0) for one in letters]
     ready = iter(range(1_000_000_000))
@@ -115,8 +113,11 @@ def capture_cost(engine: Engine) -> Figure:
 
 def fingerprints(*, with_frames: bool) -> Figure:
     """Measure fingerprints per second of one core, on texts that are all different."""
-    library, own = Call("holdfast.runner", "run", False), Call("shop.bill", "bill", True)
-    frames = [library] * 4 + [own, Call("shop.bill", "charge", True)] if with_frames else []
+    library, own = (
+        FrameCall("holdfast.pipeline", "run", False),
+        FrameCall("shop.bill", "bill", True),
+    )
+    frames = [library] * 4 + [own, FrameCall("shop.bill", "charge", True)] if with_frames else []
     count = 20_000
 
     def once(start: int) -> float:
@@ -165,7 +166,7 @@ def fill(engine: Engine, *, folded: bool) -> None:
     with engine.begin() as db:
         for table in ("message", "group", "change", "hour", "hit"):
             db.execute(text(f"TRUNCATE holdfast_dlq_{table}"))
-    StoreHome(engine).put(failed(1))
+    DeadLetterStore(engine).put(failed(1))
     values = {
         "dlq_id": "'00000000-0000-0000-0000-' || lpad(n::text, 12, '0')",
         "message_id": "'id-' || n",
@@ -239,6 +240,6 @@ WHERE tenant IS NOT NULL
 
 
 def _group_columns() -> list[str]:
-    from holdfast.dlq.schema import group
+    from holdfast.dlq.store.schema import group
 
     return [column.name for column in group.columns]

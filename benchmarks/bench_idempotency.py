@@ -10,8 +10,8 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, in
 from sqlalchemy.orm import Session
 
 from figures import Figure, Goal, compare
-from holdfast.database import open_database
-from holdfast.idempotency import Batch, BatchRunner, Ledger, create_tables, idempotent
+from holdfast.db.engine import open_database
+from holdfast.idempotency import AttemptLog, BatchRunner, InboxBatch, create_tables, idempotent
 from holdfast.message import Message
 from tests.servers import Postgres
 
@@ -89,7 +89,7 @@ def batched_against_single(engine: Engine) -> Figure:
 
         def work() -> None:
             for messages in batches:
-                runner.run_whole(Batch(consumer=CONSUMER, messages=messages), bill_all)
+                runner.run_whole(InboxBatch(consumer=CONSUMER, messages=messages), bill_all)
 
         return 10 * BATCH / timed(work)
 
@@ -128,7 +128,7 @@ def batched_against_plain(engine: Engine) -> Figure:
         return [Message.new("orders", BODY, key=f"c{n}") for n in range(BATCH)]
 
     def ours() -> float:
-        batch = Batch(consumer=CONSUMER, messages=messages())
+        batch = InboxBatch(consumer=CONSUMER, messages=messages())
         return timed(lambda: _ignore(runner.run_whole(batch, bill_all))) * 1e6 / BATCH
 
     def plain() -> float:
@@ -162,7 +162,7 @@ def _ignore(_outcomes: object) -> None:
 
 def marks(engine: Engine) -> Figure:
     """Measure the ledger's two writes for a poll batch, against its one transaction of work."""
-    ledger, runner = Ledger(engine), BatchRunner(engine)
+    ledger, runner = AttemptLog(engine), BatchRunner(engine)
 
     def ours() -> float:
         batch = [Message.new("orders", BODY, key=f"c{n}") for n in range(BATCH)]
@@ -178,7 +178,7 @@ def marks(engine: Engine) -> Figure:
         batch = [Message.new("orders", BODY, key=f"c{n}") for n in range(BATCH)]
 
         def work() -> None:
-            runner.run_whole(Batch(consumer=CONSUMER, messages=batch), bill_all)
+            runner.run_whole(InboxBatch(consumer=CONSUMER, messages=batch), bill_all)
 
         return timed(work) * 1e6 / BATCH
 

@@ -26,13 +26,14 @@ from faststream.nats import NatsBroker, TestNatsBroker
 from faststream.nats.testing import build_message
 
 from figures import Figure, Goal, compare
+from holdfast.call import Call, Stage
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.cloudevents import from_wire, to_wire
 from holdfast.consumer import Attempt, Consumer
 from holdfast.dlq import dead_letter
-from holdfast.layer import Call, Layer, Stage
+from holdfast.layer import Layer
 from holdfast.message import Message
-from holdfast.plan import Handler
+from holdfast.pipeline import Handler
 from holdfast.retry import Budget, retry, timeout
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import nats
 from figures import Figure, Goal, compare, rate
 from holdfast import Message
 from holdfast.brokers.nats import NatsBroker
-from holdfast.brokers.nats.wire import headers_of
+from holdfast.brokers.nats.jetstream import headers_of
 from holdfast.urls import BrokerUrl
 from tests.servers import Nats
 

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, in
 
 from figures import Figure, Goal, against, compare, contest, rate
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
 from holdfast.ports import Published
 from tests.servers import Postgres

@@ -11,33 +11,44 @@ from sqlalchemy import Text, Uuid, cast, func, insert, literal_column, select, t
 from figures import Figure, Goal, compare, rate
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
-from holdfast.dlq.replay.flight import Brief
-from holdfast.dlq.replay.outgoing import Reader
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, capture
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, Sender, StopPolicy, freeze
+from holdfast.dlq.replay.lane_freeze import (
+    Draft,
+    LaneSizes,
+    PlannedLetter,
+    begin,
+    claim_lane,
+    finish,
+)
+from holdfast.dlq.replay.lane_sender import LaneOrder, send_lane
+from holdfast.dlq.replay.lanes import LaneClaim
+from holdfast.dlq.replay.lease import PlanLease
+from holdfast.dlq.replay.reading import PlanReader, Target
+from holdfast.dlq.replay.schema import lane as lanes
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.replay.target import Target
-from holdfast.dlq.schema import message
+from holdfast.dlq.replay.survey import surveyed
+from holdfast.dlq.store.schema import message
 from holdfast.message import Message
-from holdfast.ports import Delivery, Lane
+from holdfast.ports import Delivery, Lane, SinkPowers
 from holdfast.testing import wait_until
 from tests.servers import Kafka, Postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay import Plan
-    from holdfast.ports import Broker, Sink
+    from holdfast.dlq.replay import ReplayPlan
+    from holdfast.ports import Broker, Published, Sink
 
 ROUNDS = 5
-WHO = Warrant(actor="bench", reason="measure")
+WHO = Operator(actor="bench", reason="measure")
 # Nobody consumes here: the run ends as soon as everything is sent.
-TERMS = Terms(policy=Policy(canary=0, ramp=(), patience=0.001), approve_above=10**9)
+TERMS = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.001), approve_above=10**9)
 PACE = Pace(poll_seconds=0.001)
 
 
@@ -69,6 +80,20 @@ def figures() -> Iterator[Figure]:
                 "memory, headers made beforehand; both connected beforehand",
                 rounds=ROUNDS,
             )
+            lane = _laned(engine, plan)
+            yield compare(
+                f"one lane of a bulk replay, {name}",
+                ours=lambda connected=connected, lane=lane: _send_lane(engine, connected, lane),
+                peer=lambda produce=produce, topic=topic, messages=messages: produce(
+                    kafka.address, topic, messages
+                ),
+                unit="messages/s",
+                goal=Goal(at_least=0.8),
+                detail=f"{count} dead letters of 300 B in PostgreSQL as one lane, sent as a task "
+                "of holdfast spark replay sends it, in batches of 5,000, each marked before the "
+                "next goes; raw as above",
+                rounds=ROUNDS,
+            )
             connected.end()
             broker.close()
         engine.dispose()
@@ -80,8 +105,7 @@ class _Connected:
     def __init__(self, broker: Broker, some: list[Message]) -> None:
         self._broker = broker
         self._sink = broker.sink()
-        assert isinstance(self._sink, Brief)  # as the sender publishes
-        self._sink.publish_within(some, 60.0)
+        SinkPowers.of(self._sink).publish_within(some, 60.0)  # as the sender publishes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
@@ -93,25 +117,30 @@ class _Connected:
         self._sink.close()
 
 
-class _Kept:
+class _Kept(SinkPowers):
     """A sink that stays open for the next round."""
 
     def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+        self.caps = sink.caps
+        self._sink = SinkPowers.of(sink)
+        self.publish_within = self._sink.publish_within  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sink, name)
+    def publish(self, messages: Sequence[Message]) -> list[Published]:
+        return self._sink.publish(messages)
+
+    def prepare(self) -> None:
+        self._sink.prepare()
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def _frozen(engine: Engine, group: str, count: int) -> Plan:
+def _frozen(engine: Engine, group: str, count: int) -> ReplayPlan:
     """Return a plan of *count* letters: copies of one that was captured, each with its own key."""
     made = Message.new("orders", b"x" * 300, key="key", type="OrderPlaced")
     delivery = Delivery(lane=Lane("orders", 0), position=0, key=made.key, body=b"")
     letter = capture(made, _raised(), group=group, handler="shop.bill", delivery=delivery)
-    StoreHome(engine).put(letter)
+    DeadLetterStore(engine).put(letter)
     number = literal_column("n")
     key = func.concat("key-", number % 997)
     own = {
@@ -143,22 +172,58 @@ def _raised() -> ValueError:
         return error
 
 
-def _wire(engine: Engine, broker: Broker, plan: Plan) -> tuple[str, list[Message]]:
+def _wire(engine: Engine, broker: Broker, plan: ReplayPlan) -> tuple[str, list[Message]]:
     """Return the messages as the plan publishes them, and their topic."""
-    batch = Reader(plan).batch(engine, 0, plan.total)
+    batch = PlanReader(plan).batch(engine, 0, plan.total)
     target = Target(broker, None)
     # A fresh cluster has no coordinator for groups yet.
     wait_until(lambda: target.prepare(batch.places) or True, what="the broker knows groups")
     return batch.messages[0].topic, batch.messages
 
 
-def _replay(engine: Engine, broker: Any, plan: Plan) -> float:
+def _replay(engine: Engine, broker: Any, plan: ReplayPlan) -> float:
     """Send the plan from its beginning: nobody confirmed anything."""
     with engine.begin() as db:
         again = {"sent": 0, "state": "draft"}
         db.execute(update(plans).where(plans.c.id == plan.id).values(**again))
     sender = Sender(engine, broker, pace=PACE)
     return rate(lambda: sender.run(plan.id), plan.total)
+
+
+def _laned(engine: Engine, plain: ReplayPlan) -> ReplayPlan:
+    """Return a plan of the same messages, all of them in one lane."""
+    Plans(engine).abort(plain, WHO)
+    selection = Selection(**plain.selection)
+    manifest = surveyed(engine, selection, TERMS)
+    draft = Draft(
+        selection=selection, terms=TERMS, operator=WHO, high_water=manifest.high_water,
+        sizes=LaneSizes(canary=(0,), rest=(len(manifest.letters),), aside=(0,)),
+        fingerprints=tuple(manifest.fingerprints),
+    )  # fmt: skip
+    lease = begin(engine, draft)
+    claim = LaneClaim.take(engine, lease.plan_id, 0, epoch=lease.epoch, attempt=0)
+    letters = (
+        PlannedLetter(one.dlq_id, one.seq, one.key_hash, one.fingerprint, "claimed", None)
+        for one in manifest.letters
+    )
+    made = finish(lease, draft, claim_lane(claim, letters))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+        db.exec_driver_sql("VACUUM ANALYZE")
+    return made
+
+
+def _send_lane(engine: Engine, broker: Any, plan: ReplayPlan) -> float:
+    """Send the lane from its beginning: nobody confirmed anything."""
+    with engine.begin() as db:
+        db.execute(update(lanes).where(lanes.c.plan_id == plan.id).values(sent=lanes.c.start))
+    lease = PlanLease.take(engine, plan.id, seconds=60)
+    order = LaneOrder(
+        plan_id=plan.id, lanes=1, epoch=lease.epoch, gate=plan.total, batch=PACE.batch
+    )
+    try:
+        return rate(lambda: send_lane(order, 0, engine, broker, attempt=0), plan.total)
+    finally:
+        lease.release()
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from relaying import PYTHON_ROWS, ROWS, Place, drained, fill
 from sqlalchemy import text
 
 from figures import Figure, Goal, against, compare, contest, rate
-from holdfast.caps import Caps, Ordering, Settle
 from holdfast.outbox import Relay
 from holdfast.outbox.wal import WalEngine
-from holdfast.outbox.wal.stream import arguments
-from holdfast.ports import Published
+from holdfast.outbox.wal.protocol import arguments
+from holdfast.ports import Caps, Ordering, Published, Settle
 from tests.servers import Kafka, Postgres, wait_until
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from sqlalchemy import create_engine
 from holdfast.brokers.kafka import KafkaBroker
 from holdfast.outbox import LeaseEngine, Relay
 from holdfast.outbox.wal import WalEngine
-from holdfast.signals import signals_heard
+from holdfast.concurrency import signals_heard
 from holdfast.urls import BrokerUrl
 kind, database, broker, profile = sys.argv[1:]
 sink = KafkaBroker(BrokerUrl.parse(broker)).sink()

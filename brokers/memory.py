@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.embedded import EmbeddedBroker, MemoryStore
-from holdfast.brokers.embedded.settings import EmbeddedSettings
+from holdfast.brokers.embedded.broker import EmbeddedSettings
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.brokers.embedded import EmbeddedBroker, FileStore
-from holdfast.brokers.embedded.settings import EmbeddedSettings
+from holdfast.brokers.embedded.broker import EmbeddedSettings
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import InvalidUrl
 

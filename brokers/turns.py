@@ -15,7 +15,7 @@ Key = tuple[str, bytes]
 """A topic, and a key of it."""
 
 
-class Turns(Generic[T]):
+class KeyTurns(Generic[T]):
     """Lets *window* messages of each key be on their way; keyless ones need no turn."""
 
     __slots__ = ("_open", "_waiting", "_window")

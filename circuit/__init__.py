@@ -1,12 +1,13 @@
 """Circuit breakers: one per dependency, shared by every handler that names it."""
 
+from holdfast.callable_module import make_callable
 from holdfast.circuit.breaker import Breaker
-from holdfast.circuit.events import Changed, Failed, Refused
+from holdfast.circuit.events import CallFailed, CallRefused, StateChanged
 from holdfast.circuit.layer import Circuit, circuit
 from holdfast.circuit.metrics import CircuitMetrics
 from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.registry import BREAKERS, Breakers
-from holdfast.circuit.sharing import MemorySharedState, SharedState, Sharing, Word
+from holdfast.circuit.sharing import MemorySharedState, SharedState, SharedVerdict, Sharing
 from holdfast.circuit.state import Closed, HalfOpen, Open, State
 from holdfast.circuit.window import LastCalls, LastSeconds
 from holdfast.errors import CircuitOpen
@@ -15,22 +16,24 @@ __all__ = [
     "BREAKERS",
     "Breaker",
     "Breakers",
-    "Changed",
+    "CallFailed",
+    "CallRefused",
     "Circuit",
     "CircuitMetrics",
     "CircuitOpen",
     "CircuitPolicy",
     "Closed",
-    "Failed",
     "HalfOpen",
     "LastCalls",
     "LastSeconds",
     "MemorySharedState",
     "Open",
-    "Refused",
     "SharedState",
+    "SharedVerdict",
     "Sharing",
     "State",
-    "Word",
+    "StateChanged",
     "circuit",
 ]
+
+make_callable(__name__)

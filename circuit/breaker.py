@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.circuit import state as states
-from holdfast.circuit.events import Changed, Event, Failed, Refused
+from holdfast.circuit.events import CallFailed, CallRefused, Event, StateChanged
 from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.state import Closed, HalfOpen, Open, State
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -137,7 +137,7 @@ class Breaker:
         self._tell_change(before, after)
         if admitted:
             return Permit(after.generation, now)
-        self._tell(Refused(name=self.name))
+        self._tell(CallRefused(name=self.name))
         raise self._refusal(after, now)
 
     def _refusal(self, state: State, now: float) -> CircuitOpen:
@@ -159,7 +159,7 @@ class Breaker:
             )
             self._become(after)
         if (failed or slow) and self._listeners:
-            self._tell(Failed(name=self.name, error=error, slow=slow))
+            self._tell(CallFailed(name=self.name, error=error, slow=slow))
         self._tell_change(before, after)
 
     def _move(self, following: Callable[[State, float], State], *, told: bool = True) -> None:
@@ -198,7 +198,9 @@ class Breaker:
             ", as told" if told else "",
         )
         self._tell(
-            Changed(name=self.name, before=before, after=after, at=self._clock.now(), told=told)
+            StateChanged(
+                name=self.name, before=before, after=after, at=self._clock.now(), told=told
+            )
         )
 
     def _tell(self, event: Event) -> None:

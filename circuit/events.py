@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class StateChanged:
     """The circuit moved to another state; a higher `after.generation` is the later move."""
 
     name: str
@@ -24,14 +24,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class CallRefused:
     """A call was not let through."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class CallFailed:
     """A call counted against the dependency: it failed, or it was slow."""
 
     name: str
@@ -39,4 +39,4 @@ class Failed:
     slow: bool
 
 
-Event: TypeAlias = Changed | Refused | Failed
+Event: TypeAlias = StateChanged | CallRefused | CallFailed

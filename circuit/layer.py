@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
+from holdfast.call import Call, Refusal, Stage
 from holdfast.circuit.policy import CircuitPolicy
 from holdfast.circuit.registry import BREAKERS
 from holdfast.classification import Classify, check_classify, recognise
-from holdfast.deadline import current_deadline
+from holdfast.clock import current_deadline
 from holdfast.errors import CircuitOpen, ConfigurationError, Remedy
-from holdfast.layer import Call, Layer, Refusal, Stage
+from holdfast.layer import Layer
 
 if TYPE_CHECKING:
     from holdfast.circuit.breaker import Breaker

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.circuit.events import Changed, Event
+from holdfast.circuit.events import Event, StateChanged
 from holdfast.circuit.state import Closed, HalfOpen, Open
 from holdfast.clock import SYSTEM_CLOCK, Clock
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class SharedVerdict:
     """The last that was said about a circuit; later words have a higher *version*."""
 
     version: int
@@ -33,15 +33,15 @@ class SharedState(Protocol):
     No clock of one process is ever compared with that of another: the store counts.
     """
 
-    def read(self, name: str) -> Word | None:
+    def read(self, name: str) -> SharedVerdict | None:
         """Return the last word about *name*, None if nobody said anything."""
         ...
 
-    def say_open(self, name: str, seconds: float) -> Word:
+    def say_open(self, name: str, seconds: float) -> SharedVerdict:
         """Declare *name* open for *seconds*; return the word that holds now."""
         ...
 
-    def say_closed(self, name: str) -> Word:
+    def say_closed(self, name: str) -> SharedVerdict:
         """Declare *name* closed."""
         ...
 
@@ -58,16 +58,16 @@ class MemorySharedState:
         self._lock = threading.Lock()
         self._words: dict[str, tuple[int, float | None]] = {}
 
-    def read(self, name: str) -> Word | None:
+    def read(self, name: str) -> SharedVerdict | None:
         """Return the last word about *name*."""
         with self._lock:
             return self._word(name) if name in self._words else None
 
-    def say_open(self, name: str, seconds: float) -> Word:
+    def say_open(self, name: str, seconds: float) -> SharedVerdict:
         """Declare *name* open for *seconds*."""
         return self._say(name, self._clock.monotonic() + seconds)
 
-    def say_closed(self, name: str) -> Word:
+    def say_closed(self, name: str) -> SharedVerdict:
         """Declare *name* closed."""
         return self._say(name, None)
 
@@ -81,16 +81,16 @@ class MemorySharedState:
             self._words[name] = version + 1, now + seconds
             return True
 
-    def _say(self, name: str, until: float | None) -> Word:
+    def _say(self, name: str, until: float | None) -> SharedVerdict:
         with self._lock:
             version, _ = self._words.get(name, (0, None))
             self._words[name] = version + 1, until
             return self._word(name)
 
-    def _word(self, name: str) -> Word:
+    def _word(self, name: str) -> SharedVerdict:
         version, until = self._words[name]
         left = 0.0 if until is None else max(0.0, until - self._clock.monotonic())
-        return Word(version=version, is_open=until is not None, seconds=left)
+        return SharedVerdict(version=version, is_open=until is not None, seconds=left)
 
 
 class Sharing:
@@ -107,7 +107,7 @@ class Sharing:
         self._claimed = 0
         """The version of the word that gave the probe to us."""
         self._pauses = 0
-        self._unsaid: Changed | None = None
+        self._unsaid: StateChanged | None = None
         self._lock = threading.Lock()
         self.end = breaker.listen(self._heard)
 
@@ -136,14 +136,14 @@ class Sharing:
             case Closed() if word.is_open:
                 self._hold(word.seconds)
 
-    def _probe_in_vain(self, word: Word) -> None:
+    def _probe_in_vain(self, word: SharedVerdict) -> None:
         """Give the probe up once its time is over: others may have a message to try it with."""
         if word.version == self._claimed and word.seconds:
             return
         self._pauses = _PAUSES
         self._hold(word.seconds)
 
-    def _claim(self, word: Word) -> bool:
+    def _claim(self, word: SharedVerdict) -> bool:
         if self._pauses:
             self._pauses -= 1
             return False
@@ -153,7 +153,7 @@ class Sharing:
 
     def _heard(self, event: Event) -> None:
         """Keep the last word for the next `refresh`: whoever makes a call must not wait."""
-        if not isinstance(event, Changed) or event.told or isinstance(event.after, HalfOpen):
+        if not isinstance(event, StateChanged) or event.told or isinstance(event.after, HalfOpen):
             return
         self._keep(event)
         if isinstance(event.after, Open):
@@ -173,7 +173,7 @@ class Sharing:
             self._keep(event)
             raise
 
-    def _keep(self, event: Changed) -> None:
+    def _keep(self, event: StateChanged) -> None:
         with self._lock:
             known = self._unsaid
             if known is None or known.after.generation < event.after.generation:

@@ -27,9 +27,9 @@ class LastCalls(msgspec.Struct, frozen=True, gc=False):
             (self.slow << 1 | slow) & mask,
         )
 
-    def count(self, now: float) -> Counts:
+    def count(self, now: float) -> CallCounts:
         """Return how many calls are in the window, and how they went."""
-        return Counts(self.calls, self.failed.bit_count(), self.slow.bit_count())
+        return CallCounts(self.calls, self.failed.bit_count(), self.slow.bit_count())
 
     def is_steady(self) -> bool:
         """Whether one more quick success would change nothing."""
@@ -61,10 +61,10 @@ class LastSeconds(msgspec.Struct, frozen=True):
         grown = Slice(last.number, last.calls + 1, last.failed + failed, last.slow + slow)
         return LastSeconds(self.seconds, (*kept[:-1], grown))
 
-    def count(self, now: float) -> Counts:
+    def count(self, now: float) -> CallCounts:
         """Return how many calls are in the window, and how they went."""
         kept = self._kept(self._number(now))
-        return Counts(
+        return CallCounts(
             sum(part.calls for part in kept),
             sum(part.failed for part in kept),
             sum(part.slow for part in kept),
@@ -87,7 +87,7 @@ class LastSeconds(msgspec.Struct, frozen=True):
 Window: TypeAlias = LastCalls | LastSeconds
 
 
-class Counts(msgspec.Struct, frozen=True, gc=False):
+class CallCounts(msgspec.Struct, frozen=True, gc=False):
     """What a window holds."""
 
     calls: int

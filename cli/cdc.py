@@ -4,11 +4,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import logs
-from holdfast.cli.capture import Capture, CaptureSettings
-from holdfast.cli.display import out
-from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.options import Broker, Config, Database
+from holdfast.cli.display import answer
+from holdfast.cli.late import grouped
+from holdfast.cli.logs import Logging
+from holdfast.cli.options import Broker, Config, Database, Drain, Http, Json, Stall, seconds
+from holdfast.cli.stopping import stopped_by_signals
+from holdfast.outbox.cdc.service import CaptureService, CdcSettings
+from holdfast.tracing.setup import setup_if_asked
 
 EXAMPLE = (
     "Example: holdfast cdc --database postgresql+psycopg://shop@db/shop "
@@ -16,6 +18,7 @@ EXAMPLE = (
 )
 
 
+@grouped
 def cdc(
     *,
     config: Config = None,  # its callback has read the file
@@ -53,28 +56,11 @@ def cdc(
         bool, typer.Option("--once", help="Publish what is there, then end (for cron).")
     ] = False,
     batch: Annotated[int, typer.Option(help="Changes published at a time.")] = 2000,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_HTTP",
-            help="Serve /healthz, /readyz and /metrics here, e.g. 127.0.0.1:9464; off unless set.",
-        ),
-    ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(help="After SIGTERM, finish the batch in hand for at most so long.")
-    ] = 20.0,
-    stall_seconds: Annotated[
-        float, typer.Option(help="/healthz fails when a step takes longer than this.")
-    ] = 120.0,
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(
-            envvar="HOLDFAST_LOG_FORMAT", help="auto is text on a terminal and JSON elsewhere."
-        ),
-    ] = LogFormat.AUTO,
-    log_level: Annotated[
-        LogLevel, typer.Option(envvar="HOLDFAST_LOG_LEVEL", help="The least level to log.")
-    ] = LogLevel.INFO,
+    http: Http = None,
+    drain: Drain = "20s",
+    stall: Stall = "2m",
+    logging: Logging,
+    as_json: Json = False,
 ) -> None:
     """Publish the rows of tables, then every change of them, as Debezium's change events.
 
@@ -83,9 +69,10 @@ def cdc(
     tries again. After the last use drop the slot, which would keep the server's log:
     SELECT pg_drop_replication_slot('holdfast_cdc_<server>').
     """
-    logs.configure(log_format, log_level)
-    capture = Capture(
-        CaptureSettings(
+    logging.configure(as_json=as_json)
+    setup_if_asked("holdfast-cdc")
+    capture = CaptureService(
+        CdcSettings(
             database=database,
             broker=broker,
             tables=table,
@@ -96,11 +83,12 @@ def cdc(
             create_topics=create_topics,
             batch=batch,
             http=http,
-            drain_seconds=drain_seconds,
-            stall_seconds=stall_seconds,
+            stall_seconds=seconds(stall, "--stall"),
         )
     )
-    if once:
-        out.print(f"published {capture.run_once():,} changes")
-    else:
-        capture.run()
+    with capture, stopped_by_signals(capture.stop, drain_seconds=seconds(drain, "--drain")):
+        if not once:
+            capture.run()
+            return
+        count = capture.run_once()
+    answer(f"published {count:,} changes", {"published": count}, as_json=as_json)

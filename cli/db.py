@@ -7,9 +7,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.failures import EXIT_NOT_FOUND
-from holdfast.cli.options import Config, Database, Json
-from holdfast.database import open_database
+from holdfast.cli.exits import EXIT_NOT_FOUND
+from holdfast.cli.options import AnyDatabase, Config, Database, Json
+from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError
 from holdfast.urls import mask
 
@@ -59,25 +59,30 @@ def current(*, config: Config = None, database: Database, as_json: Json = False)
 @app.command(epilog="Example: holdfast db sql --dialect postgresql > holdfast.sql")
 def sql(
     *,
+    config: Config = None,
     dialect: Annotated[
         str | None, typer.Option(help="postgresql, mysql, mariadb or sqlite.")
     ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_DATABASE", show_default=False, help="Take the dialect from this URL."
-        ),
-    ] = None,
+    database: AnyDatabase = None,
     since: Annotated[
         str | None, typer.Option(help="Leave out everything up to this revision.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Print the statements instead of running them, for a DBA to review; connects nowhere."""
+    """Print the statements instead of running them, for a DBA to review; connects nowhere.
+
+    The dialect is named, or taken from the URL of the database.
+    """
     from holdfast.cli.migrations import ddl
 
     if dialect is None and database is None:
         raise ConfigurationError("give --dialect or --database: the statements differ")
-    typer.echo(ddl(_dialect(str(database)) if dialect is None else dialect, since=since), nl=False)
+    kind = _dialect(str(database)) if dialect is None else dialect
+    script = ddl(kind, since=since)
+    if as_json:
+        print_json({"dialect": kind, "sql": script})
+    else:
+        typer.echo(script, nl=False)
 
 
 def _dialect(database: str) -> str:

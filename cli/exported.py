@@ -13,7 +13,7 @@ from holdfast.dlq.gauges import StoreGauges
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.uncollected import Uncollected
+    from holdfast.dlq.topic.collector import Uncollected
 
 log = logging.getLogger("holdfast.cli")
 

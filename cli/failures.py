@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.text import Text
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from holdfast.cli.display import err, plain
+from holdfast.cli.display import break_lines, err, plain
+from holdfast.cli.exits import EXIT_DOWN, EXIT_FIX, EXIT_NOT_FOUND, EXIT_UNFINISHED
+from holdfast.db.errors import is_wrong
 from holdfast.errors import DependencyDown, HoldfastError, NotFound, Transient
-from holdfast.outbox.outages import is_outage
 from holdfast.urls import mask
-
-EXIT_NOT_FOUND = 1
-"""Nothing answers to what was asked for, or the answer is no."""
-EXIT_FIX = 2
-"""The command or its settings must change; nothing was done."""
-EXIT_DOWN = 3
-"""The database or the broker is down; the same command may work later."""
-EXIT_UNFINISHED = 4
-"""The relay ended before it was done; what is left is published later."""
-EXIT_INTERRUPTED = 130
 
 
 class Unfinished(HoldfastError):
     """A signal ended the work before it was done; nothing is lost, and it can be gone on with."""
 
 
-class LeftBehind(HoldfastError):
+class RowsLeft(HoldfastError):
     """The work is done as far as it can be; something was parked or waits for a person."""
-
-
-# Connection errors carry no SQLSTATE in psycopg, so the server's own words decide.
-_WRONG = re.compile(
-    r"authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
-    r"unable to open database file|permission denied",
-    re.IGNORECASE,
-)
-_MYSQL_WRONG = {1044, 1045, 1049, 1698}  # access denied, unknown database
 
 
 def is_expected(error: Exception) -> bool:
@@ -49,16 +30,6 @@ def is_expected(error: Exception) -> bool:
 def _is_no_text(error: BaseException) -> bool:
     """Whether a byte on the command line that is not UTF-8 came to where text is needed."""
     return isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason
-
-
-def is_wrong(error: Exception) -> bool:
-    """Whether a database *error* says that the settings are wrong, not that it is down."""
-    if not isinstance(error, OperationalError):
-        passes = isinstance(error, DBAPIError) and is_outage(error)
-        return isinstance(error, SQLAlchemyError) and not passes
-    origin: Any = error.orig
-    code = origin.args[0] if origin is not None and origin.args else None
-    return code in _MYSQL_WRONG or _WRONG.search(str(origin)) is not None
 
 
 def sentence(error: BaseException) -> str:
@@ -75,7 +46,7 @@ def sentence(error: BaseException) -> str:
 
 def exit_code(error: Exception) -> int:
     """Return the exit code that tells a script what to do about *error*."""
-    if isinstance(error, NotFound | LeftBehind):
+    if isinstance(error, NotFound | RowsLeft):
         return EXIT_NOT_FOUND
     if isinstance(error, Unfinished):
         return EXIT_UNFINISHED
@@ -88,5 +59,9 @@ def exit_code(error: Exception) -> int:
 
 def fail(error: Exception) -> NoReturn:
     """Say what is wrong and end."""
-    err.print(Text.assemble(("holdfast: ", "bold red"), sentence(error)), soft_wrap=True)
+    start = "holdfast: "
+    first, *rest = break_lines(f"{start}{sentence(error)}", on=err)
+    err.print(Text.assemble((start, "bold red"), first.removeprefix(start)), soft_wrap=True)
+    for line in rest:
+        err.print(Text(line), soft_wrap=True)
     raise SystemExit(exit_code(error))

@@ -1,14 +1,13 @@
 """`holdfast group`: consumer groups, made before anybody publishes."""
 
 from contextlib import closing
-from typing import Annotated
 
 import typer
 
 from holdfast.brokers import connect
 from holdfast.cli.display import print_json, say
-from holdfast.cli.options import Broker, Json
-from holdfast.errors import ConfigurationError
+from holdfast.cli.options import Broker, Config, Group, Json, Topics
+from holdfast.ids import require_name
 
 app = typer.Typer(help="Make consumer groups before the first producer.", no_args_is_help=True)
 
@@ -24,11 +23,10 @@ def group() -> None:
 )
 def create(
     *,
+    config: Config = None,
     broker: Broker,
-    group: Annotated[str, typer.Option(help="The consumer group.")],
-    topics: Annotated[
-        list[str], typer.Option("--topic", help="A topic that it reads; may be given again.")
-    ],
+    group: Group,
+    topics: Topics,
     as_json: Json = False,
 ) -> None:
     """Make sure that a group gets what is published from now on, before its first consumer runs.
@@ -37,8 +35,9 @@ def create(
     first producer. Elsewhere a new group reads a topic from its beginning, and this notes the
     group, so that holdfast brokers prune keeps what it has not read. Done again, nothing changes.
     """
-    if not group or not all(topics):
-        raise ConfigurationError("a topic or the group is an empty text: name it")
+    require_name(group, "--group")
+    for topic in topics:
+        require_name(topic, "--topic")
     found = []
     with closing(connect(broker)) as connected:
         for topic in dict.fromkeys(topics):

@@ -1,41 +1,33 @@
 """`holdfast inbox`: what consumers remember, and for how long."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from sqlalchemy.engine import Connection, Engine
 
+from holdfast.cli.confirming import confirm
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.dlq.opened import dead_letters
-from holdfast.cli.dlq.opened import warrant as warranted
-from holdfast.cli.opened import existing_database
+from holdfast.cli.opened import existing_database, operator_of
 from holdfast.cli.options import Actor, Config, Database, Json, Reason, Yes
-from holdfast.dlq.audit import Audit
-from holdfast.errors import ConfigurationError, NotFound
-from holdfast.idempotency.pruner import prune as prune_rows
-from holdfast.idempotency.renaming import Renamed
-from holdfast.idempotency.renaming import rename as rename_scope
-from holdfast.idempotency.stats import ConsumerStats, require_inbox
-from holdfast.idempotency.stats import forget as forget_rows
-from holdfast.idempotency.stats import stats as count
-from holdfast.idempotency.window import as_text
+from holdfast.durations import as_text
+from holdfast.errors import NotFound
+from holdfast.idempotency import ConsumerStats, InboxAdmin
 
 app = typer.Typer(
     help="See and prune what consumers remember of handled messages.", no_args_is_help=True
 )
 
+_COUNTED = 100_000  # what goes is counted no further: counting keeps the server busy
 Consumer = Annotated[str, typer.Argument(help="The consumer as `holdfast inbox stats` names it.")]
 
 
 @app.command(epilog="Example: holdfast inbox stats --database sqlite:///shop.db")
 def stats(*, config: Config = None, database: Database, as_json: Json = False) -> None:
     """Show what each consumer remembers, its window, and messages in flight or in trouble."""
-    with _inbox(database) as engine:
-        found = count(engine)
+    with _inbox(database) as inbox:
+        found = inbox.stats()
     if as_json:
         print_json(asdict(found))
         return
@@ -49,18 +41,28 @@ def stats(*, config: Config = None, database: Database, as_json: Json = False) -
         say("next: holdfast inbox prune")
 
 
-@app.command(epilog="Example: holdfast inbox prune --consumer billing/orders")
+@app.command(epilog="Example: holdfast inbox prune --consumer billing/orders --yes")
 def prune(
     *,
     config: Config = None,
     database: Database,
     consumer: Annotated[str | None, typer.Option(help="Only this consumer.")] = None,
     step: Annotated[int, typer.Option(min=1, help="Rows per transaction.")] = 500,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what is older than its consumer's window, in small steps; several may run at once."""
-    with _inbox(database) as engine:
-        pruned = prune_rows(engine, consumer=consumer, step=step)
+    """Delete what is older than its consumer's window, in small steps; several may run at once.
+
+    A message that comes again after that takes effect a second time, as it would without pruning.
+    """
+    with _inbox(database) as inbox:
+        going = {} if yes else inbox.prunable(consumer=consumer, most=_COUNTED)
+        if going:
+            shown = [f"{name}: {_many(rows)} beyond its window" for name, rows in going.items()]
+            total = sum(going.values())
+            confirm(f"Forget {_many(total)} handled message(s)", count=total, shown=shown,
+                    yes=yes, as_json=as_json)  # fmt: skip
+        pruned = inbox.prune(consumer=consumer, step=step) if yes or going else {}
     if as_json:
         print_json(pruned)
         return
@@ -68,6 +70,10 @@ def prune(
         say(f"pruned {rows:,} of {name}")
     if not pruned:
         say("nothing to prune")
+
+
+def _many(rows: int) -> str:
+    return f"{rows:,} or more" if rows >= _COUNTED else f"{rows:,}"
 
 
 @app.command(epilog="Example: holdfast inbox forget billing/orders 0190163d-8694-739b-aea5-"
@@ -91,18 +97,12 @@ def forget(
 
     Who did it and why goes into the audit trail, in the same transaction: holdfast dlq audit.
     """
-    warrant = warranted(actor, reason)
-    if not yes:
-        _confirm(
-            "forget lets effects happen twice",
-            f"Let {len(ids):,} message(s) take effect a second time?",
-        )
+    operator = operator_of(actor, reason)
+    asked = f"Let {len(ids):,} message(s) take effect a second time"
+    confirm(asked, count=len(ids), yes=yes, as_json=as_json)
 
-    def record(db: Connection, forgotten: list[str]) -> None:
-        Audit().append(db, warrant, "inbox.forget", consumer, {"messages": forgotten})
-
-    with _inbox(database) as engine, dead_letters(database):
-        forgotten = forget_rows(engine, consumer, ids, source=source, record=record)
+    with _inbox(database) as inbox:
+        forgotten = inbox.forget(consumer, ids, operator, source=source)
     if not forgotten:
         hint = "" if source is not None else ": add --source SOURCE if they have one"
         raise NotFound(f"{consumer} remembers none of these {len(ids)} message(s){hint}")
@@ -130,28 +130,15 @@ def rename(
     For a topic or handler that has a new name: what was handled is not handled again. Stop the
     consumer that uses the old name first. Who did it and why goes into the audit trail.
     """
-    warrant = warranted(actor, reason)
-    if not yes:
-        _confirm(f"rename takes all memory from {old}", f"Give all memory of {old} to {new}?")
+    operator = operator_of(actor, reason)
+    confirm(f"Give all memory of {old} to {new}", yes=yes, as_json=as_json)
 
-    def record(db: Connection, done: Renamed) -> None:
-        detail = {"new": new, "remembered": done.remembered, "attempts": done.attempts}
-        Audit().append(db, warrant, "inbox.rename", old, detail)
-
-    with _inbox(database) as engine, dead_letters(database):
-        done = rename_scope(engine, old, new, record=record)
+    with _inbox(database) as inbox:
+        done = inbox.rename(old, new, operator)
     if as_json:
         print_json(asdict(done))
         return
     say(f"{new} remembers {done.remembered:,} messages of {old} now")
-
-
-def _confirm(what: str, question: str) -> None:
-    if not sys.stdin.isatty():
-        raise ConfigurationError(f"{what} and nobody is here to ask: add --yes")
-    if not typer.confirm(question):
-        say("left as it is")
-        raise SystemExit(1)
 
 
 def _row(found: ConsumerStats) -> tuple[object, ...]:
@@ -168,11 +155,9 @@ def _row(found: ConsumerStats) -> tuple[object, ...]:
 
 
 @contextmanager
-def _inbox(url: str) -> Iterator[Engine]:
+def _inbox(url: str) -> Iterator[InboxAdmin]:
     engine = existing_database(url)
     try:
-        with engine.connect() as db:
-            require_inbox(db)
-        yield engine
+        yield InboxAdmin(engine)
     finally:
         engine.dispose()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 
-from holdfast.audit import Warrant
 from holdfast.cli.display import err
-from holdfast.database import CONNECT_SECONDS, open_database
+from holdfast.db.audit import Operator
+from holdfast.db.engine import CONNECT_SECONDS, open_database
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.tables import require_tables
+from holdfast.outbox.schema import require_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy.engine import Engine
 
@@ -35,6 +35,17 @@ def existing_database(url: str, option: str = "--database") -> Engine:
     if engine.dialect.name != "sqlite":
         event.listen(engine, "do_connect", _connected)
     return engine
+
+
+@contextmanager
+def also_databases(urls: Sequence[str] | None) -> Iterator[list[Engine]]:
+    """Yield the databases of other services, as --also names them."""
+    engines = [existing_database(url, "--also") for url in urls or ()]
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.dispose()
 
 
 def _connected(dialect: Any, _record: object, args: list[Any], settings: dict[str, Any]) -> Any:
@@ -77,10 +88,10 @@ def account() -> str:
     return f"{system_user()} ({os.getuid()})@{socket.gethostname()}"
 
 
-def warranted(actor: str | None, reason: str) -> Warrant:
+def operator_of(actor: str | None, reason: str) -> Operator:
     """Return who acts and why; the system's user unless told otherwise, and noted in any case."""
     who = system_user() if actor is None else actor
-    return Warrant(actor=who, reason=reason, account=account())
+    return Operator(actor=who, reason=reason, account=account())
 
 
 @contextmanager

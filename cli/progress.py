@@ -18,14 +18,14 @@ from rich.text import Text
 
 from holdfast.cli.display import err
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.outbox.doctor.finding import duration
+from holdfast.findings import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.progress import Task
 
-    from holdfast.outbox import Step
+    from holdfast.outbox import RelayStep
 
 
 log = logging.getLogger("holdfast.cli")
@@ -46,7 +46,7 @@ class DrainLog:
         self._moved = 0
         self._is_draining = False
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: RelayStep) -> None:
         """Note what *step* moved, and say so if it is time."""
         self._moved += step.published + step.parked
         now = self._clock.monotonic()
@@ -72,7 +72,7 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def shown_progress(total: Callable[[], int]) -> Iterator[Callable[[Step], None]]:
+def shown_progress(total: Callable[[], int]) -> Iterator[Callable[[RelayStep], None]]:
     """Yield an observer of steps that draws a bar on a terminal, and logs elsewhere."""
     if not err.is_terminal:
         yield DrainLog(total)

@@ -4,12 +4,17 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import logs
-from holdfast.cli.display import out
-from holdfast.cli.logs import LogFormat, LogLevel
-from holdfast.cli.options import Broker, Config, Database
-from holdfast.cli.sidecar import EngineName, RelaySettings, Sidecar
+from holdfast.cli.display import answer
+from holdfast.cli.failures import RowsLeft, Unfinished
+from holdfast.cli.late import grouped
+from holdfast.cli.logs import Logging
+from holdfast.cli.opened import require_file
+from holdfast.cli.options import Broker, Config, Database, Drain, Http, Json, Stall, seconds
+from holdfast.cli.progress import DrainLog, shown_progress
+from holdfast.cli.stopping import stopped_by_signals
 from holdfast.errors import ConfigurationError
+from holdfast.outbox.relay.service import Drained, EngineName, RelayService, RelaySettings
+from holdfast.tracing.setup import setup_if_asked
 
 EXAMPLE = (
     "Example: holdfast relay --database postgresql+psycopg://shop@db/shop "
@@ -17,6 +22,7 @@ EXAMPLE = (
 )
 
 
+@grouped
 def relay(
     *,
     config: Config = None,
@@ -36,33 +42,13 @@ def relay(
     batch: Annotated[
         int, typer.Option(envvar="HOLDFAST_BATCH", help="Rows read and published at a time.")
     ] = 2000,
-    lease_seconds: Annotated[
-        float,
-        typer.Option(
-            envvar="HOLDFAST_LEASE_SECONDS", help="A relay that dies is replaced within this."
-        ),
-    ] = 10.0,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_HTTP",
-            help="Serve /healthz, /readyz and /metrics here, e.g. 127.0.0.1:9464; off unless set.",
-        ),
-    ] = None,
-    drain_seconds: Annotated[
-        float,
-        typer.Option(
-            envvar="HOLDFAST_DRAIN_SECONDS",
-            help="After SIGTERM, finish the batch in hand for at most so long.",
-        ),
-    ] = 20.0,
-    stall_seconds: Annotated[
-        float,
-        typer.Option(
-            envvar="HOLDFAST_STALL_SECONDS",
-            help="/healthz fails when a step takes longer than this.",
-        ),
-    ] = 120.0,
+    lease: Annotated[
+        str,
+        typer.Option(envvar="HOLDFAST_LEASE", help="A relay that dies is replaced within this."),
+    ] = "10s",
+    http: Http = None,
+    drain: Drain = "20s",
+    stall: Stall = "2m",
     slot: Annotated[
         str | None,
         typer.Option(
@@ -75,13 +61,7 @@ def relay(
         str, typer.Option(envvar="HOLDFAST_PUBLICATION", help="The WAL engine's publication.")
     ] = "holdfast_outbox",
     messages: Annotated[
-        bool,
-        typer.Option(
-            "--messages",
-            envvar="HOLDFAST_MESSAGES",
-            help="With the WAL engine, also publish events that were emitted without a row "
-            "(WalOutbox). Without it the relay ends when it meets one.",
-        ),
+        bool, typer.Option("--messages", envvar="HOLDFAST_MESSAGES", hidden=True)
     ] = False,
     transactional_id: Annotated[
         str | None,
@@ -101,15 +81,8 @@ def relay(
             "RabbitMQ, which keeps messages only for groups whose queues exist.",
         ),
     ] = None,
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(
-            envvar="HOLDFAST_LOG_FORMAT", help="auto is text on a terminal and JSON elsewhere."
-        ),
-    ] = LogFormat.AUTO,
-    log_level: Annotated[
-        LogLevel, typer.Option(envvar="HOLDFAST_LOG_LEVEL", help="The least level to log.")
-    ] = LogLevel.INFO,
+    logging: Logging,
+    as_json: Json = False,
 ) -> None:
     """Publish committed outbox events to the broker, in order per key, at least once.
 
@@ -117,28 +90,57 @@ def relay(
     work. While broker or database are down it waits and tries again. SIGTERM or Ctrl-C ends
     it after the batch in hand; nothing is lost whenever it is killed.
     """
-    logs.configure(log_format, log_level)
-    sidecar = Sidecar(
+    logging.configure(as_json=as_json)
+    setup_if_asked("holdfast-relay")
+    if messages:
+        raise ConfigurationError(
+            "--messages (HOLDFAST_MESSAGES) is removed, and WalOutbox with it: a lost slot took "
+            "their events along. Leave it out, and write events with holdfast.outbox.Outbox, "
+            "which keeps each in the table until it is published"
+        )
+    service = RelayService(
         RelaySettings(
             database=database,
             broker=broker,
             engine=engine,
             batch=batch,
-            lease_seconds=lease_seconds,
+            lease_seconds=seconds(lease, "--lease"),
             http=http,
-            drain_seconds=drain_seconds,
-            stall_seconds=stall_seconds,
+            stall_seconds=seconds(stall, "--stall"),
             slot=slot,
             publication=publication,
-            messages=messages,
             transactional_id=transactional_id,
             expect_groups=tuple(_expected(text) for text in expect_group or ()),
         )
     )
+    with service:
+        require_file(service.database)
+        with stopped_by_signals(service.stop, drain_seconds=seconds(drain, "--drain")):
+            if once:
+                with shown_progress(service.waiting) as progress:
+                    drained = service.run_once(progress)
+            else:
+                service.run(DrainLog(service.waiting))
     if once:
-        out.print(f"published {sidecar.run_once():,} events")
-    else:
-        sidecar.run()
+        _check_all_went(drained)
+        count = drained.published
+        answer(f"published {count:,} events", {"published": count}, as_json=as_json)
+
+
+def _check_all_went(drained: Drained) -> None:
+    if drained.waiting:
+        raise Unfinished(
+            f"published {drained.published:,} events, then was told to stop; {drained.waiting:,} "
+            "still wait: the next run goes on with them"
+        )
+    left = []
+    if drained.parked:
+        left.append(f"{drained.parked:,} were parked: see  holdfast outbox parked list")
+    if drained.missing:
+        topics = ", ".join(drained.missing)
+        left.append(f"others wait, for there is no topic {topics}: see  holdfast topics create")
+    if left:
+        raise RowsLeft(f"published {drained.published:,} events; {'; '.join(left)}")
 
 
 def _expected(text: str) -> tuple[str, str]:

@@ -9,8 +9,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.cli.failures import EXIT_UNFINISHED
-from holdfast.signals import signals_heard
+from holdfast.cli.exits import EXIT_UNFINISHED
+from holdfast.concurrency import signals_heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

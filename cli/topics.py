@@ -7,9 +7,10 @@ import typer
 
 from holdfast.brokers import connect
 from holdfast.cli.display import print_json, print_table, say
-from holdfast.cli.options import Broker, Json
-from holdfast.errors import ConfigurationError, NotFound, Unsupported
-from holdfast.ports import KnowsTopics
+from holdfast.cli.options import Broker, Config, Json
+from holdfast.errors import NotFound, Unsupported
+from holdfast.ids import require_name
+from holdfast.ports import BrokerPowers
 from holdfast.urls import mask
 
 app = typer.Typer(help="Make topics, and see which there are.", no_args_is_help=True)
@@ -24,6 +25,7 @@ _Names = Annotated[list[str], typer.Argument(help="The topics.")]
 def create(
     topics: _Names,
     *,
+    config: Config = None,
     broker: Broker,
     partitions: Annotated[
         int | None,
@@ -39,10 +41,10 @@ def create(
     """
     _check(topics)
     with closing(connect(broker)) as connected:
-        usual: int = getattr(connected, "default_partitions", 1)
-        known = _known(connected) if isinstance(connected, KnowsTopics) else None
+        powers = BrokerPowers.of(connected)
+        known = powers.topics()
         for topic in dict.fromkeys(topics):
-            connected.create_topic(topic, partitions=partitions or usual)
+            connected.create_topic(topic, partitions=partitions or powers.default_partitions)
     found = [
         {"topic": topic, "created": None if known is None else topic not in known}
         for topic in dict.fromkeys(topics)
@@ -55,12 +57,13 @@ def create(
 
 
 @app.command("list", epilog="Example: holdfast topics list --broker kafka://localhost:9092")
-def list_(*, broker: Broker, as_json: Json = False) -> None:
+def list_(*, config: Config = None, broker: Broker, as_json: Json = False) -> None:
     """List the topics of a broker and how many partitions each has."""
     with closing(connect(broker)) as connected:
-        if not isinstance(connected, KnowsTopics):
-            raise Unsupported("list its topics", mask(broker), "ask its own tools")
-        found = sorted(_known(connected).items())
+        known = BrokerPowers.of(connected).topics()
+    if known is None:
+        raise Unsupported("list its topics", mask(broker), "ask its own tools")
+    found = sorted(known.items())
     if as_json:
         print_json([{"topic": topic, "partitions": count} for topic, count in found])
         return
@@ -68,13 +71,13 @@ def list_(*, broker: Broker, as_json: Json = False) -> None:
 
 
 @app.command(epilog="Example: holdfast topics show orders --broker kafka://localhost:9092")
-def show(topics: _Names, *, broker: Broker, as_json: Json = False) -> None:
+def show(topics: _Names, *, config: Config = None, broker: Broker, as_json: Json = False) -> None:
     """Show how many partitions topics have; exits with 1 when one does not exist."""
     _check(topics)
     with closing(connect(broker)) as connected:
-        if not isinstance(connected, KnowsTopics):
-            raise Unsupported("tell its topics", mask(broker), "ask its own tools")
-        known = _known(connected)
+        known = BrokerPowers.of(connected).topics()
+    if known is None:
+        raise Unsupported("tell its topics", mask(broker), "ask its own tools")
     if missing := sorted(set(topics) - known.keys()):
         raise NotFound(f"{mask(broker)} has no topic {', '.join(map(repr, missing))}")
     if as_json:
@@ -84,10 +87,6 @@ def show(topics: _Names, *, broker: Broker, as_json: Json = False) -> None:
         say(f"topic {topic}: {known[topic]:,} partition(s)")
 
 
-def _known(broker: KnowsTopics) -> dict[str, int]:
-    return dict(broker.topics())
-
-
 def _check(topics: list[str]) -> None:
-    if not all(topics):
-        raise ConfigurationError("a topic is an empty text: name it")
+    for topic in topics:
+        require_name(topic, "TOPIC")

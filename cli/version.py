@@ -1,12 +1,18 @@
 """`holdfast version`."""
 
-from importlib.metadata import version as installed_version
+from importlib.metadata import version as _version
 
-import typer
+from holdfast.cli.display import answer
+from holdfast.cli.options import Config, Json
 
 EXAMPLE = "Example: holdfast version"
 
 
-def version() -> None:
+def version(*, config: Config = None, as_json: Json = False) -> None:
     """Print the version."""
-    typer.echo(installed_version("holdfast"))
+    answer(installed(), {"version": installed()}, as_json=as_json)
+
+
+def installed() -> str:
+    """Return the version that is installed."""
+    return _version("holdfast")

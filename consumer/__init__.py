@@ -1,27 +1,30 @@
 """The consumer runtime: polls, hands messages to their handlers, settles them."""
 
-from holdfast.consumer.batches import Batches
+from holdfast.consumer.attempt.outcome import HandlerOutcome
 from holdfast.consumer.consumer import Consumer
-from holdfast.consumer.injection import Attempt
-from holdfast.consumer.metrics import ConsumerMetrics
-from holdfast.consumer.outcome import Ending, Outcome
+from holdfast.consumer.handlers.arguments import Attempt
+from holdfast.consumer.monitoring import ConsumerMetrics, Counters
+from holdfast.consumer.own_loop import MessageHandler
+from holdfast.consumer.parking.admin import ParkingAdmin
+from holdfast.consumer.scheduling.work import HandlerEnding
 from holdfast.consumer.schema import create_tables, metadata
-from holdfast.consumer.settings import Order, Settings
-from holdfast.consumer.single import Single
-from holdfast.consumer.tally import Tally
+from holdfast.consumer.settings import Batches, Order, Settings
+from holdfast.consumer.shared_circuits import CircuitAdmin
 from holdfast.effects import effect
 
 __all__ = [
     "Attempt",
     "Batches",
+    "CircuitAdmin",
     "Consumer",
     "ConsumerMetrics",
-    "Ending",
+    "Counters",
+    "HandlerEnding",
+    "HandlerOutcome",
+    "MessageHandler",
     "Order",
-    "Outcome",
+    "ParkingAdmin",
     "Settings",
-    "Single",
-    "Tally",
     "create_tables",
     "effect",
     "metadata",

@@ -1,4 +1,4 @@
-"""The consumer: handlers by topic, and the runtime that feeds them."""
+"""The consumer: handlers by topic, and the run that feeds them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,60 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
+import traceback
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from holdfast.brokers import connect
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.consumer.assembly import Assembly
-from holdfast.consumer.batches import Batches
-from holdfast.consumer.books import Books
-from holdfast.consumer.fitness import check_apart, registered
-from holdfast.consumer.homes import Homes
-from holdfast.consumer.lingering import end_if_it_lingers
-from holdfast.consumer.metrics import ConsumerMetrics
-from holdfast.consumer.reporter import Reporter
-from holdfast.consumer.route import Route, Routing
-from holdfast.consumer.settings import Settings
-from holdfast.consumer.single import Single
-from holdfast.consumer.tally import Tally
-from holdfast.consumer.vigil import Vigil
-from holdfast.database import open_database
-from holdfast.dlq import Origin, StoreHome, TopicHome
-from holdfast.dlq.origin import NOWHERE
+from holdfast.concurrency import signals_heard
+from holdfast.consumer.dead_letters import DeadLetterRouting
+from holdfast.consumer.handlers.checks import check_apart, registered
+from holdfast.consumer.handlers.route import Route, Routing
+from holdfast.consumer.monitoring import ConsumerMetrics, Counters
+from holdfast.consumer.own_loop import MessageHandler, OwnerHeartbeat
+from holdfast.consumer.replays import ReplayConfirmations
+from holdfast.consumer.run import ConsumerRun
+from holdfast.consumer.settings import Batches, ConsumerContext, Settings, SettingsOptions
+from holdfast.consumer.store import ConsumerStore
+from holdfast.db.engine import open_database
+from holdfast.dlq import CaptureSettings, DeadLetterStore, DeadLetterTopic
+from holdfast.dlq.capture.capture import NOWHERE
 from holdfast.dlq.triage import BUILT_IN, Triage
 from holdfast.errors import ConfigurationError
-from holdfast.ids import new_id
-from holdfast.names import require_name
-from holdfast.signals import signals_heard
+from holdfast.ids import new_id, require_name
+from holdfast.tracing.switch import system_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sqlalchemy import MetaData
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from holdfast.consumer.intake.poller import Poller
     from holdfast.dlq import DeadLetter
     from holdfast.ports import Broker
+    from holdfast.testing.handlers import ConsumerTest
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 log = logging.getLogger("holdfast.consumer")
+_GRACE_SECONDS = 15.0
+_HURRIED_SECONDS = 3.0
+_EXIT_UNFINISHED = 4
+
+
+class Registration(NamedTuple):
+    """A handler as it was given to `Consumer.on`."""
+
+    function: Callable[..., Any]
+    name: str | None
+    batch: Batches | None
+    ordered: bool
 
 
 class Consumer:
@@ -67,12 +82,12 @@ class Consumer:
         database: str | Engine | None = None,
         async_database: AsyncEngine | None = None,
         version: str = "",
-        origin: Origin = NOWHERE,
+        origin: CaptureSettings = NOWHERE,
         triage: Triage | None = None,
         settings: Settings | None = None,
         clock: Clock = SYSTEM_CLOCK,
         metrics: ConsumerMetrics | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         if not isinstance(group, str) or not group:
             raise ConfigurationError(f"group={group!r}: name the consumer group, e.g. 'billing'")
@@ -81,8 +96,8 @@ class Consumer:
             raise ConfigurationError(f"settings={settings!r}: pass a holdfast.consumer.Settings")
         if not isinstance(version, str):
             raise ConfigurationError(f"version={version!r}: write it as a text, e.g. '1.4.2'")
-        if not isinstance(origin, Origin):
-            raise ConfigurationError(f"origin={origin!r}: pass a holdfast.dlq.Origin")
+        if not isinstance(origin, CaptureSettings):
+            raise ConfigurationError(f"origin={origin!r}: pass a holdfast.CaptureSettings")
         if triage is not None and not isinstance(triage, Triage):
             raise ConfigurationError(f"triage={triage!r}: pass a holdfast.dlq.triage.Triage")
         if settings is not None and options:
@@ -91,24 +106,38 @@ class Consumer:
             )
         self.broker = connect(broker) if isinstance(broker, str) else _required(broker)
         self.group = group
-        self.tally = Tally()
         self.settings = Settings.read(options) if settings is None else settings
         self.metrics = ConsumerMetrics() if metrics is None else metrics
+        self.metrics.belongs_to(group)
+        self.tally = Counters(self.metrics)
         self.owner = f"{socket.gethostname()[:16]}-{os.getpid()}-{new_id()[-12:]}"
         """The name of this process in the database."""
-        self._clock = clock
+        if self.settings.lineage is not None and database is None:
+            raise ConfigurationError(
+                "lineage is written in the transaction of the handler: give the consumer a "
+                "database, Consumer(…, database=…)"
+            )
         engine = None if database is None else open_database(database)
-        self._books = None if engine is None else Books(engine, group, self.settings, clock)
-        books = self._books
-        self._vigil = None if books is None else Vigil(books.ledger, self.owner, clock)
-        self._homes = Homes(self._own_home(triage), self._books, self.settings)
-        said = Origin(service_version=version).over(origin).over(Origin(broker=self.broker.name))
+        store = None if engine is None else ConsumerStore(engine, group, self.settings, clock)
+        self.context = ConsumerContext(
+            group=group, owner=self.owner, settings=self.settings, clock=clock,
+            counters=self.tally, store=store, system=system_of(self.broker),
+        )  # fmt: skip
+        self._heartbeat = None if store is None else OwnerHeartbeat(store.ledger, self.owner, clock)
+        self._homes = DeadLetterRouting(self._own_home(triage), store, self.settings)
+        said = (
+            CaptureSettings(service_version=version)
+            .over(origin)
+            .over(CaptureSettings(broker=self.broker.name))
+        )
         self._routing = Routing(group, self.settings, engine, clock, self._homes, said)
         if async_database is not None:
             self._routing.use(async_database)
+        self.registrations: dict[str, Registration] = {}
+        """The handlers by topic, as they were given to `on`."""
         self._routes: dict[str, Route] = {}
-        self._singles: dict[str, Single] = {}
-        self._assembly: Assembly | None = None
+        self._singles: dict[str, MessageHandler] = {}
+        self._run: ConsumerRun | None = None
         self._stopped = threading.Event()
 
     def on(
@@ -118,7 +147,7 @@ class Consumer:
         name: str | None = None,
         batch: Batches | int | None = None,
         ordered: bool = True,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[F], F]:
         """Register the decorated function for *topic*; its layers are checked here.
 
         The handler is known by the topic in its group, or by *name* if that is given: under this
@@ -137,19 +166,20 @@ class Consumer:
             require_name(name, f"on({topic!r}, name=…)")
         batches = Batches.of(batch)
 
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def register(function: F) -> F:
             if topic in self._routes:
                 raise ConfigurationError(f"topic {topic!r} has a handler already: keep one")
             route = self._routing.route(topic, function, batches, ordered=ordered, name=name)
             check_apart(route, self._routes.values())
             self._routes[topic] = route
+            self.registrations[topic] = Registration(function, name, batches, ordered)
             return registered(function, topic)
 
         return register
 
     def identify(self, version: str) -> None:
         """Say which version of your service this is, where the program itself does not."""
-        known = Origin(service_version=version)
+        known = CaptureSettings(service_version=version)
         self._routing.origin = self._routing.origin.over(known)
         for route in self._routes.values():
             route.letters.origin = route.letters.origin.over(known)
@@ -158,23 +188,40 @@ class Consumer:
         """Return every handler's plan as text."""
         return "\n".join(f"{topic} → {route.explain()}" for topic, route in self._routes.items())
 
-    def handler(self, topic: str) -> Single:
-        """Return the handler of *topic* for a loop of your own: `handle(message) -> Outcome`."""
+    def handler(self, topic: str) -> MessageHandler:
+        """Return the handler of *topic* for a loop of your own: `handle(message)` runs it."""
         if topic not in self._routes:
             there = ", ".join(sorted(self._routes)) or "none"
             raise ConfigurationError(f"topic {topic!r} has no handler; there are: {there}")
         known = self._singles.get(topic)
         if known is None:  # it remembers which replays have failed, so there is one
-            known = self._singles[topic] = Single(
-                self._routes[topic], self._books, Reporter(self.broker), self._vigil,
-                owner=self.owner, settings=self.settings, tally=self.tally, metrics=self.metrics,
-            )  # fmt: skip
+            known = self._singles[topic] = MessageHandler(
+                self.context, self._routes[topic], ReplayConfirmations(self.broker), self._heartbeat
+            )
         return known
+
+    def for_test(
+        self,
+        *,
+        database: str | Engine | None = None,
+        tables: MetaData | None = None,
+        effects: bool = False,
+    ) -> ConsumerTest:
+        """Return the same handlers for a test: no broker, a virtual clock, a database of its own.
+
+        *database* is a URL or an engine for what they write, a SQLite file that goes with the
+        test if left out. Holdfast's tables are made in it, and yours if you pass your *tables*.
+        Functions marked `@effect` are called only with *effects*.
+        """
+        from holdfast.testing.handlers import ConsumerTest  # only tests need it
+
+        return ConsumerTest(self, database=database, tables=tables, effects=effects)
 
     @property
     def engine(self) -> Engine | None:
         """The database, None for a consumer without one."""
-        return None if self._books is None else self._books.engine
+        store = self.context.store
+        return None if store is None else store.engine
 
     @property
     def topics(self) -> list[str]:
@@ -182,9 +229,9 @@ class Consumer:
         return sorted(self._routes)
 
     @property
-    def running(self) -> Assembly | None:
+    def running(self) -> ConsumerRun | None:
         """The parts of the run under way, for probes; None when there is none."""
-        return self._assembly
+        return self._run
 
     def run(self, *, until_idle: bool = False) -> None:
         """Handle messages until `stop`, SIGTERM or SIGINT; or until nothing is left.
@@ -197,26 +244,16 @@ class Consumer:
         if not self._routes:
             raise ConfigurationError("no handler is registered: decorate one with consumer.on()")
         with ExitStack() as closing:
-            self._assembly = assembly = Assembly(
-                self.broker,
-                self.group,
-                self._routes,
-                self._books,
-                self._homes,
-                owner=self.owner,
-                settings=self.settings,
-                clock=self._clock,
-                tally=self.tally,
-                metrics=self.metrics,
-            )
-            closing.callback(setattr, self, "_assembly", None)
+            run = ConsumerRun(self.context, self.broker, self._routes, self._homes)
             if threading.current_thread() is threading.main_thread():
                 ended = threading.Event()
                 closing.callback(ended.set)
-                closing.enter_context(signals_heard(partial(self._asked, assembly, ended)))
+                closing.enter_context(signals_heard(partial(self._asked, run, ended)))
+            self._run = run  # after the signals: whom a probe tells of it may end it
+            closing.callback(setattr, self, "_run", None)
             if self._stopped.is_set():
                 return
-            assembly.run(until_idle=until_idle)
+            run.run(until_idle=until_idle)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End `run` after what is in hand, within `drain_seconds`. Any thread may call it.
@@ -225,14 +262,15 @@ class Consumer:
         what they return counts for nothing, and their messages come again without blame.
         """
         self._stopped.set()
-        assembly = self._assembly
-        if assembly is not None:
-            assembly.stop(at_once=at_once)
+        run = self._run
+        if run is not None:
+            run.poller.stop(at_once=at_once)
 
     def _own_home(self, triage: Triage | None) -> Any:
-        if self._books is not None:
+        store = self.context.store
+        if store is not None:
             rules = BUILT_IN if triage is None else triage
-            return StoreHome(self._books.engine, clock=self._clock, triage=rules)
+            return DeadLetterStore(store.engine, clock=self.context.clock, triage=rules)
         if triage is not None:
             raise ConfigurationError(
                 "triage is done where dead letters are stored: give the consumer a database, or "
@@ -240,12 +278,12 @@ class Consumer:
             )
         return _LateTopicHome(self.broker)
 
-    def _asked(self, assembly: Assembly, ended: threading.Event, number: int) -> None:
-        again = assembly.asked
-        assembly.asked = True
+    def _asked(self, run: ConsumerRun, ended: threading.Event, number: int) -> None:
+        again = run.asked
+        run.asked = True
         seconds = self.settings.drain_seconds
-        end_if_it_lingers(assembly.runtime, ended, drain_seconds=seconds)
-        assembly.stop(at_once=again)
+        end_if_it_lingers(run.poller, ended, drain_seconds=seconds)
+        run.poller.stop(at_once=again)
         bound = f"finishing what is in hand, for at most {seconds:g} s"
         log.info("%s: %s", signal.Signals(number).name, "ending at once" if again else bound)
 
@@ -266,10 +304,32 @@ class _LateTopicHome:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._home: TopicHome | None = None
+        self._home: DeadLetterTopic | None = None
 
     def put(self, letter: DeadLetter, connection: Any = None) -> None:
         """Return once *letter* is durable."""
         if self._home is None:
-            self._home = TopicHome.on(self._broker)
+            self._home = DeadLetterTopic.on(self._broker)
         self._home.put(letter, connection)
+
+
+def end_if_it_lingers(poller: Poller, ended: threading.Event, *, drain_seconds: float) -> None:
+    """End this process unless *ended* is set soon after the drain, or after a second signal.
+
+    The thread that polls cannot be woken inside a client that spins or hangs. What it had in
+    hand is not acknowledged, so it comes again.
+    """
+    thread = threading.main_thread()
+
+    def watch() -> None:
+        poller.hurry.wait(drain_seconds + _GRACE_SECONDS)
+        if ended.wait(_HURRIED_SECONDS):
+            return
+        frame = sys._current_frames().get(thread.ident or 0)
+        where = "".join(traceback.format_stack(frame, limit=12)) if frame else "unknown\n"
+        log.error("ending without what is still in hand; nothing is lost, it comes again. The "
+                  "poll thread was here:\n%s", where)  # fmt: skip
+        logging.shutdown()
+        os._exit(_EXIT_UNFINISHED)
+
+    threading.Thread(target=watch, name="holdfast-end", daemon=True).start()

@@ -13,18 +13,18 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     String,
     Table,
     Text,
 )
-from sqlalchemy.dialects import mysql
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
-from holdfast.audit import audit_tables
+from holdfast import dlq, idempotency
+from holdfast.db import tables
+from holdfast.db.audit import audit_tables
+from holdfast.db.types import Bytes, Document, Sequence, hex_digest, name
+from holdfast.tracing.schema import metadata as lineage_metadata
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -32,17 +32,12 @@ if TYPE_CHECKING:
 metadata = MetaData()
 """Include it in your own Alembic metadata to manage the tables with your migrations."""
 
-_Sequence = BigInteger().with_variant(Integer, "sqlite")
-_Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
-_Hash = String(64).with_variant(mysql.VARCHAR(64, collation="ascii_bin"), "mysql", "mariadb")
-_Bytes = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
-
 
 def _key() -> list[Column[Any]]:
     return [
-        Column("grp", _Name, primary_key=True),
-        Column("topic", _Name, primary_key=True),
-        Column("key_hash", _Hash, primary_key=True),
+        Column("grp", name(), primary_key=True),
+        Column("topic", name(), primary_key=True),
+        Column("key_hash", hex_digest(64), primary_key=True),
     ]
 
 
@@ -50,7 +45,7 @@ held_key = Table(
     "holdfast_held_key",
     metadata,
     *_key(),
-    Column("key", _Bytes),
+    Column("key", Bytes),
     Column("dlq_id", String(64)),
     Column("due", Double),
     Column("parked", Integer, nullable=False),
@@ -65,22 +60,27 @@ held_key = Table(
 held = Table(
     "holdfast_held",
     metadata,
-    Column("seq", _Sequence, primary_key=True),
-    Column("grp", _Name, nullable=False),
-    Column("topic", _Name, nullable=False),
-    Column("key_hash", _Hash, nullable=False),
-    Column("message_id", _Name, nullable=False),
+    Column("seq", Sequence, primary_key=True),
+    Column("grp", name(), nullable=False),
+    Column("topic", name(), nullable=False),
+    Column("key_hash", hex_digest(64), nullable=False),
+    Column("message_id", name(), nullable=False),
     Column("partition", Integer, nullable=False),
     Column("position", String(64), nullable=False),
-    Column("headers", _Bytes, nullable=False),
-    Column("body", _Bytes),
+    Column("headers", Bytes, nullable=False),
+    Column("body", Bytes),
     Column("stored", Double),
     Column("attempt", Integer, nullable=False),
     Column("parked_at", Double, nullable=False),
+    Column("rules", Document),
     Index("holdfast_held_in_order", "grp", "topic", "key_hash", "seq"),
     sqlite_autoincrement=True,
 )
-"""The messages of held keys, in order; they are settled on the broker already."""
+"""The messages of held keys, in order; they are settled on the broker already.
+
+*rules* say what a dead letter of the message must hide, for commands that do not know its handler.
+NULL: an older version parked it and did not say.
+"""
 
 audit, audit_head = audit_tables(metadata)
 """What was done, by whom and why; payloads are never written here."""
@@ -88,7 +88,7 @@ audit, audit_head = audit_tables(metadata)
 circuit = Table(
     "holdfast_circuit",
     metadata,
-    Column("name", _Name, primary_key=True),
+    Column("name", name(), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("is_open", SmallInteger, nullable=False),
     Column("until", Double, nullable=False),
@@ -96,35 +96,19 @@ circuit = Table(
 """The last word about each circuit that processes share."""
 
 
-class database_now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
-    """The database's clock, in POSIX seconds."""
-
-    type = Double()
-    inherit_cache = True
-
-
-@compiles(database_now, "postgresql")
-def _postgresql_now(*_: Any, **__: Any) -> str:
-    return "extract(epoch FROM clock_timestamp())"
-
-
-@compiles(database_now, "mysql")
-@compiles(database_now, "mariadb")
-def _mysql_now(*_: Any, **__: Any) -> str:
-    # In UTC: a local clock shows an hour twice when summer time ends.
-    return "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1e6)"
-
-
-@compiles(database_now, "sqlite")
-def _sqlite_now(*_: Any, **__: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
+def require_tables(db: Connection, *, lineage: bool = False) -> None:
+    """Raise `MissingTables` unless every table that a consumer writes to is there."""
+    wanted = (metadata, idempotency.metadata, dlq.metadata)
+    tables.require_tables(
+        db, *wanted, otherwise=", or call holdfast.consumer.create_tables(engine)"
+    )
+    if lineage:
+        otherwise = ", or call holdfast.tracing.create_tables(engine)"
+        tables.require_tables(db, lineage_metadata, otherwise=otherwise)
 
 
 def create_tables(bind: Engine | Connection) -> None:
     """Create every table that a consumer needs, where missing; in production use migrations."""
-    from holdfast import dlq, idempotency
-
     metadata.create_all(bind)
     idempotency.create_tables(bind)
-    if hasattr(dlq, "create_tables"):
-        dlq.create_tables(bind)
+    dlq.create_tables(bind)

@@ -1,18 +1,26 @@
-"""What can be set about a consumer; every bound has a number here."""
+"""What can be set about a consumer; every bound has a number here.
+
+Micro-batches: how many messages share one transaction, and how long one waits for company.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from holdfast.backoff import Backoff
 from holdfast.circuit import CircuitPolicy, LastCalls
 from holdfast.errors import ConfigurationError
+from holdfast.tracing.lineage import Lineage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from holdfast.clock import Clock
+    from holdfast.consumer.monitoring import ConsumerMetrics, Counters
+    from holdfast.consumer.store import ConsumerStore
 
 
 class Order(Enum):
@@ -80,6 +88,8 @@ class Settings:
     """The waits of a handler without `@retry`, and of an outage."""
     dead_letter_limit: CircuitPolicy | None = field(default_factory=_dead_letter_limit)
     """When so many messages of a topic die, its intake pauses; None: never."""
+    lineage: Lineage | None = None
+    """Writes down, in the transaction of its effect, that an event was handled; None: nothing."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -105,6 +115,10 @@ class Settings:
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not is_number or not 0 <= seconds < math.inf:
             raise ConfigurationError(f"drain_seconds={seconds!r}: use 0 or more, and finite")
+        if self.lineage is not None and not isinstance(self.lineage, Lineage):
+            raise ConfigurationError(
+                f"lineage={self.lineage!r}: pass a holdfast.tracing.Lineage, or None"
+            )
         try:
             object.__setattr__(self, "order", Order(self.order))
         except ValueError:
@@ -126,3 +140,87 @@ class Settings:
                     f"a consumer has no setting {name!r}; it has {', '.join(known)}"
                 )
         return cls(**options)
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The fields of `Settings`, as `Consumer` takes them by keyword."""
+
+    workers: int
+    tasks: int
+    order: Order
+    batch: int
+    backlog: int
+    patience: float
+    drain_seconds: float
+    revoke_seconds: float
+    hang_seconds: float
+    standstill_seconds: float
+    crash_limit: int
+    quarantine: bool
+    most_held_per_key: int
+    most_held: int
+    due_seconds: float
+    takeover_seconds: float
+    outage_after: int | None
+    outage_seconds: float
+    share_circuits: bool
+    strict: bool
+    backoff: Backoff
+    dead_letter_limit: CircuitPolicy | None
+    lineage: Lineage | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerContext:
+    """What the parts of one consumer share."""
+
+    group: str
+    owner: str
+    """The name of this process in the database."""
+    settings: Settings
+    clock: Clock
+    counters: Counters
+    store: ConsumerStore | None
+    """Its database; None for a consumer without one."""
+    system: str = ""
+    """The name of its broker, for spans."""
+
+    @property
+    def metrics(self) -> ConsumerMetrics:
+        """What it exports."""
+        return self.counters.metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """How a handler's messages are put together.
+
+    While one batch runs the next one fills, so that without *wait* nobody waits for company
+    and batches grow with the load by themselves.
+    """
+
+    size: int = 100
+    """The most messages of one transaction."""
+    wait: float = 0.0
+    """Seconds that a message waits for company when nothing else runs."""
+    whole: bool = False
+    """Whether the handler takes a list of payloads, instead of being called for each."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ConfigurationError(f"batch size={self.size!r}: use a number from 1 up")
+        if not 0 <= self.wait < float("inf"):
+            raise ConfigurationError(f"batch wait={self.wait!r}: use seconds from 0 up")
+
+    @classmethod
+    def of(cls, given: Batches | int | None) -> Batches | None:
+        """Return what `Consumer.on(batch=…)` means."""
+        if given is None or isinstance(given, Batches):
+            return given
+        return cls(size=given)
+
+    def describe(self) -> str:
+        """Say it in a line for `explain()`."""
+        shape = "one call for all" if self.whole else "one call for each"
+        wait = f", up to {self.wait:g} s of waiting for company" if self.wait else ""
+        return f"in one transaction up to {self.size} messages{wait}, {shape}"

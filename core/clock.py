@@ -1,15 +1,25 @@
-"""Time and randomness as ports: the policy decides, the clock waits."""
+"""Time and randomness as ports: the policy decides, the clock waits.
+
+Deadlines: how much time the running work has left, readable from anywhere inside it.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from holdfast.errors import AttemptTimeout
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+
 
 Randomness = random.Random
 """Where jitter comes from; pass `random.Random(seed)` for repeatable runs."""
@@ -82,3 +92,66 @@ def system_randomness() -> random.Random:
 def fixed(moment: datetime) -> Callable[[], datetime]:
     """Return a source of one constant moment."""
     return lambda: moment
+
+
+class Deadline(msgspec.Struct, frozen=True):
+    """A moment by which work is to end."""
+
+    until: float
+    seconds: float
+    clock: Clock
+    is_cut: Callable[[], bool] | None = None
+    """Whether an event loop has interrupted the work because of this deadline."""
+
+    def remaining(self) -> float:
+        """Return the seconds left, 0 when there are none."""
+        return max(0.0, self.until - self.clock.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the time is up, or an event loop has cut the work short because of it."""
+        return (self.is_cut is not None and self.is_cut()) or self.remaining() == 0
+
+
+def is_seconds(value: object) -> bool:
+    """Whether *value* is a time that something may take."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+_CURRENT: ContextVar[Deadline | None] = ContextVar("holdfast_deadline", default=None)
+
+
+def within(seconds: float, clock: Clock, *, is_cut: Callable[[], bool] | None = None) -> Deadline:
+    """Return the deadline *seconds* from now, or the current one's moment if that is earlier."""
+    until = clock.monotonic() + seconds
+    outer = _CURRENT.get()
+    if outer is not None and outer.until < until:
+        until = outer.until
+    return Deadline(until, seconds, clock, is_cut)
+
+
+begin: Callable[[Deadline], Token[Deadline | None]] = _CURRENT.set
+"""Makes a deadline the current one until `end`."""
+end: Callable[[Token[Deadline | None]], None] = _CURRENT.reset
+"""Makes the deadline before a token the current one again."""
+
+
+def current_deadline() -> Deadline | None:
+    """Return the deadline of the work that runs in this thread or task."""
+    return _CURRENT.get()
+
+
+def remaining() -> float | None:
+    """Return the seconds left for the running attempt, 0 when none; None without a limit.
+
+    Pass it on as the timeout of the call you make: `get(url, timeout=remaining())`.
+    A thread that the handler starts by itself does not inherit it.
+    """
+    deadline = _CURRENT.get()
+    return None if deadline is None else deadline.remaining()
+
+
+def checkpoint() -> None:
+    """Raise `AttemptTimeout` if the time of the running attempt is up: a place to stop early."""
+    deadline = _CURRENT.get()
+    if deadline is not None and deadline.is_over():
+        raise AttemptTimeout(deadline.seconds)

@@ -6,33 +6,214 @@ value of each, so a header that repeats an attribute survives the journey as a h
 
 Extensions: `correlationid`, `causationid`, `traceparent`, `partitionkey` and, for a key that
 is empty or not text, `partitionkeybase64`; by them brokers without keys carry one.
+
+Messages that Debezium's outbox event router published from Holdfast's table.
+
+The router turns columns into headers: `id` holds the event's id and, with
+`table.fields.additional.placement=headers:header:holdfast`, the header `holdfast` holds the
+column `headers`: all headers that Holdfast's own relay would have sent, as a JSON array of
+`[name, value]`; a value is text, null, or `{"base64": …}` where it is not UTF-8.
+
+CloudEvents in structured mode: the whole event as one JSON object, and back to headers.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
+import uuid
 from base64 import b64decode, b64encode
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 
+from holdfast.codec import JSON, failure, is_json
 from holdfast.errors import ConfigurationError, DecodeFailed, InvalidMessage
 from holdfast.headers import EMPTY, Headers
 from holdfast.message import Message
-from holdfast.routed import unrouted
-from holdfast.staged import Staged
-from holdfast.structured import ATTRIBUTES, CONTENT_TYPE, is_text, pack, unpack
+from holdfast.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.headers import Pair
 
+
+HEADER: Final = "holdfast"
+"""Where the router is told to put the column `headers`."""
+
+_ID = "id"
+_CONTEXT = "__debezium."  # which connector and task it was, in versions from 3 on
+_UUID_LENGTH = 36
+_decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
+
+
+def unrouted(headers: Iterable[Pair]) -> list[Pair] | None:
+    """Return the headers as Holdfast's relay would have sent them; None for other messages.
+
+    Of an outbox table that is not Holdfast's the id at least is known.
+    """
+    given = list(headers)
+    packed = next((value for name, value in given if name == HEADER and value), None)
+    routed = next((value for name, value in given if name == _ID and value), None)
+    if packed is not None:
+        try:
+            wire = [(name, _bytes(value)) for name, value in _decode(packed)]
+        except (msgspec.MsgspecError, ValueError, KeyError, TypeError):
+            return None
+        known = {value for name, value in wire if name == "ce_id"}
+        own = {HEADER, _ID} if routed in known else {HEADER}
+        rest = (pair for pair in given if pair[0] not in own)
+        return [*wire, *(pair for pair in rest if not pair[0].startswith(_CONTEXT))]
+    if routed is not None and _is_uuid(routed):
+        return [("ce_id", routed), *(pair for pair in given if pair[0] != _ID)]
+    return None
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        return base64.b64decode(value["base64"], validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+
+
+def _is_uuid(value: bytes) -> bool:
+    try:
+        return len(value) == _UUID_LENGTH and bool(uuid.UUID(value.decode()))
+    except ValueError:
+        return False
+
+
+CONTENT_TYPE: Final = "application/cloudevents+json"
+"""The content type that announces structured mode."""
+
+ATTRIBUTES: Final = (
+    "specversion", "id", "type", "source", "time", "dataschema", "correlationid",
+    "causationid", "traceparent", "partitionkey", "partitionkeybase64",
+)  # fmt: skip
+"""What a message has a field for."""
+
+_ATTRIBUTE = re.compile(r"(?:ce_|ce-|cloudEvents:|cloudEvents_)([a-z0-9]+)")
+_BODY = ("data", "data_base64", "datacontenttype")  # members that are no attributes
+
+_ANNOUNCED = CONTENT_TYPE.encode()
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def pack(headers: Iterable[Pair], content_type: str | None, payload: bytes | None) -> bytes:
+    """Return one JSON event; of *headers* those that are attributes, the first of each."""
+    event: dict[str, object] = {}
+    for name, value in headers:
+        attribute = _ATTRIBUTE.fullmatch(name)
+        if attribute and attribute[1] not in _BODY and value is not None and is_text(value):
+            event.setdefault(attribute[1], value.decode())
+    if content_type is not None:
+        event["datacontenttype"] = content_type
+    if payload is not None:
+        if is_json(content_type) and _is_verbatim(payload):
+            event["data"] = msgspec.Raw(payload)
+        else:
+            event["data_base64"] = payload
+    return msgspec.json.encode(event)
+
+
+def unpack(body: bytes, headers: Iterable[Pair]) -> tuple[Sequence[Pair], bytes | None]:
+    """Return headers and payload of the event *body* as binary mode would have them.
+
+    The attributes come first, as `ce_` headers, then *headers*. An extension unknown to
+    Holdfast that *headers* repeat is left to them. Raises `DecodeFailed` for what is no event.
+    """
+    try:
+        body.decode()
+        event = _members(body)
+    except (ValueError, RecursionError) as error:
+        raise failure(error, body) from error
+    given = [pair for pair in headers if not _announces(pair)]
+    repeated = {(m[1], value) for name, value in given if (m := _ATTRIBUTE.fullmatch(name))}
+    attributes: list[Pair] = []
+    for name in event:
+        value = None if name in _BODY else _text(event, name)
+        if value is not None and (name in ATTRIBUTES or (name, value) not in repeated):
+            attributes.append((f"ce_{name}", value))
+    kind = _text(event, "datacontenttype")
+    if kind is None and "data" in event:
+        kind = JSON.encode()
+    if kind is not None:
+        attributes.append(("content-type", kind))
+    return (*attributes, *given), _data(event, kind)
+
+
+def is_text(value: bytes) -> bool:
+    """Whether *value* is UTF-8."""
+    if value.isascii():
+        return True
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(event: dict[str, msgspec.Raw], name: str) -> bytes | None:
+    """Return member *name* in its canonical text, as binary mode has it."""
+    try:
+        value = msgspec.json.decode(event.get(name, b"null"))
+    except (ValueError, RecursionError) as error:
+        raise DecodeFailed(failure(error).reason, f"$.{name}") from error
+    match value:
+        case None:
+            return None
+        case str():
+            return value.encode()
+        case bool() | int():
+            return str(value).lower().encode()
+    raise DecodeFailed(
+        f"attribute {name!r} is a {type(value).__name__}: use a string, boolean or integer",
+        f"$.{name}",
+    )
+
+
+def _data(event: dict[str, msgspec.Raw], kind: bytes | None) -> bytes | None:
+    if (coded := _text(event, "data_base64")) is not None:
+        try:
+            return b64decode(coded, validate=True)
+        except ValueError as error:
+            raise DecodeFailed(f"data is not base64: {error}", "$.data_base64") from error
+    if "data" not in event:
+        return None
+    raw = bytes(event["data"])
+    if raw.startswith(b'"') and kind is not None and not is_json(kind.decode()):
+        return _text(event, "data")  # text of another kind travels as a JSON string
+    return raw
+
+
+def _announces(pair: Pair) -> bool:
+    name, value = pair
+    return name.lower() == "content-type" and (value or b"").lower().startswith(_ANNOUNCED)
+
+
+def _is_verbatim(payload: bytes) -> bool:
+    """Whether *payload* is JSON that comes out of an event byte for byte."""
+    if not is_text(payload):
+        return False
+    try:
+        return bytes(msgspec.json.decode(payload, type=msgspec.Raw)) == payload
+    except (ValueError, RecursionError):
+        return False
+
+
 PREFIXES: Final = ("ce_", "ce-", "cloudEvents:", "cloudEvents_")
 """How the bindings mark attributes: Kafka, HTTP and NATS, AMQP, AMQP where colons are refused."""
 
-_SPECVERSION, _ID, _TIME, _KEY, _KEY64, _CONTENT_TYPE = 0, 1, 4, 9, 10, 11
+_SPECVERSION, _ID_CLOUDEVENTS, _TIME, _KEY, _KEY64, _CONTENT_TYPE = 0, 1, 4, 9, 10, 11
 _VERSION = b"1.0"
 _VERSIONS = (None, "1.0")
 
@@ -50,14 +231,14 @@ _json = msgspec.json.Encoder().encode
 
 def to_wire(message: Message, *, prefix: str = "ce_") -> tuple[Pair, ...]:
     """Return all headers that *message* travels with in binary mode."""
-    if isinstance(message, Staged) and prefix == "ce_":
+    if isinstance(message, StoredMessage) and prefix == "ce_":
         return message.wire
     return tuple(wire_list(message, prefix))
 
 
 def wire_list(message: Message, prefix: str = "ce_") -> list[Pair]:
     """Return what `to_wire` returns, for clients that take nothing but a list."""
-    if isinstance(message, Staged):
+    if isinstance(message, StoredMessage):
         return list(message.wire) if prefix == "ce_" else wire_list(_unstaged(message), prefix)
     if (names := _NAMES.get(prefix)) is None:
         raise ConfigurationError(f"prefix {prefix!r}: use one of {', '.join(PREFIXES)}")
@@ -95,16 +276,16 @@ def wire_list(message: Message, prefix: str = "ce_") -> list[Pair]:
 
 def text_list(message: Message) -> Sequence[tuple[str, str | bytes | None]]:
     """Return what `wire_list` returns, with text for bytes where that is at hand."""
-    texts = message.texts if isinstance(message, Staged) else None
+    texts = message.texts if isinstance(message, StoredMessage) else None
     return wire_list(message) if texts is None else texts
 
 
 def unstaged(message: Message) -> Message:
     """Return *message* with headers of its own; one that is not staged has them."""
-    return _unstaged(message) if isinstance(message, Staged) else message
+    return _unstaged(message) if isinstance(message, StoredMessage) else message
 
 
-def _unstaged(staged: Staged) -> Message:
+def _unstaged(staged: StoredMessage) -> Message:
     return from_wire(
         topic=staged.topic,
         key=staged.key,
@@ -248,7 +429,7 @@ def _plain_trace(rest: list[Pair]) -> str | None:
 
 def _derived(values: list[str | None], key: bytes | None) -> tuple[datetime | None, bytes | None]:
     """Return time and key; ValueError when an attribute is malformed or contradicts *key*."""
-    if values[_SPECVERSION] not in _VERSIONS or values[_ID] == "" or values[_KEY] == "":
+    if values[_SPECVERSION] not in _VERSIONS or values[_ID_CLOUDEVENTS] == "" or values[_KEY] == "":
         raise ValueError("not an event of version 1.0 with an id")
     moment = None if (text := values[_TIME]) is None else _moment(text)
     own = key

@@ -7,13 +7,15 @@ import inspect
 import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast.errors import ConfigurationError
 from holdfast.message import current_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 log = logging.getLogger("holdfast.effects")
 
@@ -37,13 +39,9 @@ def is_suppressed() -> bool:
 
 
 @overload
-def effect(function: Callable[..., Any], /) -> Callable[..., Any]: ...
-
-
+def effect(function: F, /) -> F: ...
 @overload
-def effect(
-    *, on_replay: bool = True, instead: Any = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def effect(*, on_replay: bool = True, instead: Any = None) -> Callable[[F], F]: ...
 
 
 def effect(

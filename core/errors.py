@@ -10,6 +10,7 @@ HoldfastError
 │   ├── FencedOff
 │   └── Unsupported
 ├── NotFound                      FIX          nothing answers to the name that was given
+│   └── UnknownGroup
 ├── InvalidMessage                FIX          refused before anything was sent
 │   └── MessageTooLarge
 ├── PoisonMessage                 DEAD_LETTER  no retry will ever help
@@ -111,6 +112,17 @@ class Unsupported(ConfigurationError):
 
 class NotFound(HoldfastError):
     """Nothing answers to the name or number that was given; the command exits with 1."""
+
+
+class UnknownGroup(NotFound):
+    """The broker knows neither members of the group nor anything that it has settled."""
+
+    def __init__(self, group: str, broker: str) -> None:
+        super().__init__(
+            f"{broker} does not know group {group!r}: nobody is a member, and it has settled "
+            "nothing; check the name (group= of the consumer) and --broker"
+        )
+        self.group = group
 
 
 class InvalidMessage(HoldfastError, ValueError):

@@ -1,9 +1,10 @@
-"""Message headers: ordered, multi-valued, binary safe, immutable."""
+"""Message headers: ordered, multi-valued, binary safe, immutable; and the marks of a replay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from holdfast.errors import InvalidMessage
 
@@ -15,6 +16,28 @@ Pair = tuple[str, HeaderValue]
 HeaderInput = Mapping[str, "str | bytes | None"] | Iterable[tuple[str, "str | bytes | None"]]
 
 _LONGEST_NAME = 255  # what AMQP allows; the tightest of the brokers served
+
+REPLAY_GROUP: Final = "x-replay-group"
+"""The consumer group that failed; every other group lets a replayed message pass."""
+REPLAY_PLAN: Final = "x-replay-plan"
+REPLAY_DLQ_ID: Final = "x-replay-dlq-id"
+REPLAY_TOPIC: Final = "x-replay-topic"
+"""The topic that the message was first published to."""
+REPLAY_COUNT: Final = "x-replay-count"
+"""How many times it has been replayed, this time included."""
+REPLAY_COMMUTATIVE: Final = "x-replay-commutative"
+"""There if the operator said that order does not matter."""
+REPLAY_MARKS: Final = (
+    REPLAY_GROUP,
+    REPLAY_PLAN,
+    REPLAY_DLQ_ID,
+    REPLAY_TOPIC,
+    REPLAY_COUNT,
+    REPLAY_COMMUTATIVE,
+)
+"""What a replay writes onto the messages that it sends, and nobody onto any other."""
+_MARKS = frozenset(REPLAY_MARKS)
+_MOST_ID = 36
 
 
 class Headers:
@@ -86,7 +109,10 @@ class Headers:
         return iter(self._pairs)
 
     def __contains__(self, name: object) -> bool:
-        return any(own == name for own, _ in self._pairs)
+        for own, _ in self._pairs:  # noqa: SIM110 - asked for every message, so without a generator
+            if own == name:
+                return True
+        return False
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -128,3 +154,77 @@ def _checked(name: object, value: object) -> Pair:
 
 
 EMPTY = Headers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayHeaders:
+    """What the headers of a replayed message say."""
+
+    group: str
+    plan: str
+    dlq_id: str
+    topic: str
+    count: int = 1
+    commutative: bool = False
+
+    @classmethod
+    def of(cls, headers: Headers) -> ReplayHeaders | None:
+        """Return the marks in *headers*; None for a message that no plan sent."""
+        group, plan = headers.text(REPLAY_GROUP), headers.text(REPLAY_PLAN)
+        dlq_id, topic = headers.text(REPLAY_DLQ_ID), headers.text(REPLAY_TOPIC)
+        if group is None or topic is None or not (is_id(plan) and is_id(dlq_id)):
+            return None
+        count = headers.text(REPLAY_COUNT) or ""
+        return cls(
+            group=group,
+            plan=plan,
+            dlq_id=dlq_id,
+            topic=topic,
+            count=int(count) if count.isascii() and count.isdigit() and len(count) < 10 else 1,
+            commutative=REPLAY_COMMUTATIVE in headers,
+        )
+
+    def stamped(self, headers: Headers) -> Headers:
+        """Return *headers* with these marks in place of any older ones."""
+        stamp = ReplayStamp(
+            group=self.group, plan=self.plan, topic=self.topic, commutative=self.commutative
+        )
+        # Not checked again: names and ids are ours.
+        return Headers.received(stamp.on(headers.pairs, self.dlq_id, self.count))
+
+
+class ReplayStamp:
+    """Puts marks on the messages of one plan, topic and group; what they share is made once."""
+
+    __slots__ = ("_group", "_more", "_plan")
+
+    def __init__(self, *, group: str, plan: str, topic: str, commutative: bool = False) -> None:
+        self._group = (REPLAY_GROUP, group)
+        self._plan = (REPLAY_PLAN, plan)
+        self._more: tuple[tuple[str, str], ...] = ((REPLAY_TOPIC, topic),)
+        if commutative:
+            self._more += ((REPLAY_COMMUTATIVE, "yes"),)
+
+    def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> tuple[Pair, ...]:
+        """Return the headers *own* with marks in place of any older ones."""
+        if own and any(name in _MARKS for name, _ in own):
+            own = tuple(pair for pair in own if pair[0] not in _MARKS)
+        return (
+            *own,
+            *((name, text.encode()) for name, text in self.texts(dlq_id, count)),
+        )
+
+    def texts(self, dlq_id: str, count: int) -> tuple[tuple[str, str], ...]:
+        """Return the marks as text."""
+        number = (REPLAY_COUNT, str(count))
+        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), *self._more, number)
+
+
+def is_id(text: str | None) -> TypeGuard[str]:
+    """Whether *text* can be the id of a plan or a letter: anybody may write a header."""
+    return text is not None and 0 < len(text) <= _MOST_ID and text.isascii() and text.isprintable()
+
+
+def replay_topic(topic: str, group: str) -> str:
+    """Return the topic that only *group* reads replayed messages of *topic* from."""
+    return f"{topic}.{group}.replay"

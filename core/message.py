@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextvars
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
-from holdfast.headers import EMPTY, HeaderInput, Headers
+from holdfast.headers import (
+    EMPTY,
+    REPLAY_GROUP,
+    REPLAY_MARKS,
+    HeaderInput,
+    Headers,
+    ReplayHeaders,
+    replay_topic,
+)
 from holdfast.ids import new_id
 from holdfast.trace_context import NO_TRACE, Trace, current_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
 UNNAMED = "holdfast"
@@ -29,22 +38,9 @@ SOURCE_END = "\x1f"
 P = ParamSpec("P")
 R = TypeVar("R")
 
-REPLAY_HEADER = "x-replay-group"
-"""Names the one consumer group that a replayed message is meant for."""
-REPLAY_MARKS = (
-    REPLAY_HEADER,
-    "x-replay-plan",
-    "x-replay-dlq-id",
-    "x-replay-topic",
-    "x-replay-count",
-    "x-replay-commutative",
-)
-"""What a replay writes onto the messages that it sends, and nobody onto any other."""
 TRACE_STATE = "ce_tracestate"
 """The header in which a message carries the `tracestate` of its trace, as CloudEvents name it."""
 _TRACE_STATES = (TRACE_STATE, "ce-tracestate", "cloudEvents:tracestate", "tracestate")
-_TOPIC = "x-replay-topic"
-_COMPLETE = REPLAY_MARKS[:4]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -100,9 +96,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return a new message with a fresh id.
 
         While another message is being handled, the new one inherits its correlation and
-        names it as its cause. Otherwise it starts a correlation of its own. It belongs to
-        the current OpenTelemetry span, or else to the trace of its cause. The marks of a
-        replay are left out of *headers*: they are about another message.
+        names it as its cause. Otherwise it has the correlation of the request that is served
+        (`holdfast.tracing`), or starts one of its own. It belongs to the current OpenTelemetry
+        span, or else to the trace of its cause or request. The marks of a replay are left out
+        of *headers*: they are about another message.
         """
         if not (isinstance(topic, str) and isinstance(type, str) and isinstance(source, str)):
             _refuse_texts(topic=topic, type=type, source=source)  # type: ignore[unreachable]
@@ -115,11 +112,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         own = ids()
         cause = _handling.get()
         carried = headers if isinstance(headers, Headers) else Headers(headers)
-        if carried.pairs and REPLAY_HEADER in carried:
+        if carried.pairs and REPLAY_GROUP in carried:
             carried = carried.without(REPLAY_MARKS)
         trace = current_trace()
-        if trace is NO_TRACE and cause is not None:
-            trace = Trace(cause.traceparent, cause.tracestate)
+        origin = _origin.get() if cause is None else None
+        if trace is NO_TRACE:
+            if cause is not None:
+                trace = Trace(cause.traceparent, cause.tracestate)
+            elif origin is not None:
+                trace = origin.trace
         if trace.state is not None:
             carried = carried.with_({TRACE_STATE: trace.state})
         return cls(
@@ -131,7 +132,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             source=source,
             headers=carried,
             time=now() if time is None else time,
-            correlation_id=own if cause is None else cause.correlation_id or cause.id,
+            correlation_id=_correlation(own, cause, origin),
             causation_id=None if cause is None else cause.id,
             content_type=_optional("content_type", content_type),
             schema=_optional("schema", schema),
@@ -177,25 +178,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """
         if self.replayed:
             return True
-        headers = self.headers
-        if not headers.pairs or not all(name in headers for name in _COMPLETE):
+        if not self.headers.pairs or REPLAY_GROUP not in self.headers:
             return False
-        group, topic = headers.text(REPLAY_HEADER), headers.text(_TOPIC)
-        return self.topic in (topic, f"{topic}.{group}.replay")
+        return counted(self) is not None
 
     def unmarked(self) -> Self:
         """Return it without the marks of its replay, which no message made from it may carry.
 
         Another group would let such a message pass, as one that is not meant for it.
         """
-        if not self.headers.pairs or REPLAY_HEADER not in self.headers:
+        if not self.headers.pairs or REPLAY_GROUP not in self.headers:
             return self
         headers = self.headers.without(REPLAY_MARKS)
         return self.with_(headers=headers, replayed=self.is_replay)
 
     def ordinary(self) -> Self:
         """Return it as no replay: without marks, which somebody copied or made up."""
-        if not self.headers.pairs or REPLAY_HEADER not in self.headers:
+        if not self.headers.pairs or REPLAY_GROUP not in self.headers:
             return self
         return self.with_(headers=self.headers.without(REPLAY_MARKS), replayed=False)
 
@@ -204,6 +203,28 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return msgspec.structs.replace(self, **changes)
 
 
+class Origin(NamedTuple):
+    """What messages belong to that no message caused: a request, a job."""
+
+    correlation_id: str
+    trace: Trace = NO_TRACE
+
+
+def _correlation(own: str, cause: Message | None, origin: Origin | None) -> str:
+    if cause is not None:
+        return cause.correlation_id or cause.id
+    return own if origin is None else origin.correlation_id
+
+
+_origin: contextvars.ContextVar[Origin | None] = contextvars.ContextVar(
+    "holdfast_origin", default=None
+)
+_since: contextvars.ContextVar[float | None] = contextvars.ContextVar(
+    "holdfast_since", default=None
+)
+_listed: contextvars.ContextVar[tuple[Message, ...]] = contextvars.ContextVar(
+    "holdfast_listed", default=()
+)
 _handling: contextvars.ContextVar[Message | None] = contextvars.ContextVar(
     "holdfast_handling", default=None
 )
@@ -214,19 +235,71 @@ def current_message() -> Message | None:
     return _handling.get()
 
 
+def current_origin() -> Origin | None:
+    """Return the request or job that is served here, or None."""
+    return _origin.get()
+
+
+def begin_origin(origin: Origin) -> contextvars.Token[Origin | None]:
+    """Let messages that are made here belong to *origin*; `end_origin` takes the token."""
+    return _origin.set(origin)
+
+
+def end_origin(token: contextvars.Token[Origin | None]) -> None:
+    """Let it be as before `begin_origin`."""
+    _origin.reset(token)
+
+
+def handling_since() -> float | None:
+    """Return when the handling of the current message began, by the monotonic clock.
+
+    None where none is handled, or where nobody has asked for it with `note_handling_times`.
+    """
+    return _since.get()
+
+
+def note_handling_times() -> None:
+    """Note from now on when the handling of a message begins; before that it costs nothing."""
+    global _is_timed  # noqa: PLW0603 - one switch for the process, turned once
+    _is_timed = True
+
+
+_is_timed = False
+
+
 @contextmanager
 def handling(message: Message) -> Iterator[Message]:
     """Make *message* the cause of every message created inside, in this thread or task."""
     token = _handling.set(message.unmarked())
+    timed = _since.set(monotonic()) if _is_timed else None
     try:
         yield message
     finally:
         _handling.reset(token)
+        if timed is not None:
+            _since.reset(timed)
 
 
 def begin_handling(message: Message) -> None:
     """Make *message* the cause of what follows, in a context that serves this message alone."""
     _handling.set(message.unmarked())
+    if _is_timed:
+        _since.set(monotonic())
+
+
+def begin_list(messages: Iterable[Message]) -> None:
+    """Let the list of *messages* be what is handled, in a context that serves it alone.
+
+    Nothing is its cause alone; only logs ask for it, so it is noted if `note_handling_times` was.
+    """
+    if _is_timed:
+        _listed.set(tuple(messages))
+        _since.set(monotonic())
+
+
+def current_list() -> tuple[Message, ...]:
+    """Return the messages that are handled here as one list; nothing if there is no list."""
+    return _listed.get()
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
@@ -272,3 +345,37 @@ def _optional(name: str, value: str | None) -> str | None:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+def counted(message: Message, came_by: str | None = None) -> ReplayHeaders | None:
+    """Return the marks of *message* if they count; None for an ordinary one.
+
+    They are only headers: they count when they are complete and it *came by* the topic that
+    they name, or by the replay topic of their group. By default it came by its own topic.
+    """
+    marks = ReplayHeaders.of(message.headers)
+    if marks is None or message.replayed:
+        return marks
+    topic = message.topic if came_by is None else came_by
+    return marks if topic in (marks.topic, replay_topic(marks.topic, marks.group)) else None
+
+
+def is_for(message: Message, group: str) -> bool:
+    """Whether *group* is to handle *message*; an ordinary message is for everybody.
+
+    So is one whose marks do not count. Where the plan is in a database of yours, ask that
+    (`admission.standing`): a service that copies headers sends on those of a replay.
+    """
+    marks = counted(message)
+    return marks is None or marks.group == group
+
+
+def original(message: Message) -> Message:
+    """Return *message* under the topic it was first published to; the marks stay on it.
+
+    Only one that came by the replay topic of that topic: a header chooses no other.
+    """
+    marks = counted(message)
+    if marks is None or not marks.topic or marks.topic == message.topic:
+        return message
+    return message.with_(topic=marks.topic)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.callable_module import make_callable
 from holdfast.cloudevents import PREFIXES
 from holdfast.codec import failure
 from holdfast.errors import ConfigurationError, DecodeFailed, HoldfastError
@@ -153,3 +154,5 @@ default = Upcasters()
 """The upcasters that every consumer applies unless told otherwise."""
 
 upcast = default.upcast
+
+make_callable(__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.dlq.redaction import without_fields
+from holdfast.dlq.protection.redaction import without_fields
 from holdfast.ids import derived_id
 from holdfast.message import UNNAMED, Message
 from holdfast.ports import Position  # noqa: TC001
@@ -24,7 +24,7 @@ MOST_FAILURES = 10
 """How many past failures an envelope carries; the latest are kept."""
 
 
-class Stage(Enum):
+class FailureStage(Enum):
     """How far the message came."""
 
     DESERIALIZE = "deserialize"
@@ -53,7 +53,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     in_app: bool = False
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExceptionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One exception of a chain."""
 
     type: str
@@ -72,7 +72,7 @@ class Coordinates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     count: int | None = None
 
 
-class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FailedConsumer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who failed: the consumer at that moment."""
 
     group: str
@@ -87,7 +87,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the handler was declared so: its messages of a key may take effect in any order."""
 
 
-class Known(msgspec.Struct, frozen=True, omit_defaults=True):
+class KnownFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fingerprint of a failure that is not told in full, by the rules of *algorithm*."""
 
     value: str
@@ -99,19 +99,19 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it failed; `chain` has the root cause first, `also` the other members of a group."""
 
-    stage: Stage
+    stage: FailureStage
     kind: Class
-    chain: tuple[Raised, ...]
-    also: tuple[Raised, ...] = ()
+    chain: tuple[ExceptionInfo, ...]
+    also: tuple[ExceptionInfo, ...] = ()
     explicit: str | None = None
     trace: str = ""
-    known: Known | None = None
+    known: KnownFacts | None = None
     """Its fingerprint when it was captured, if frames or texts were left out since."""
 
     @property
-    def root(self) -> Raised:
+    def root(self) -> ExceptionInfo:
         """The first cause."""
-        return self.chain[0] if self.chain else Raised(type="unknown", text="")
+        return self.chain[0] if self.chain else ExceptionInfo(type="unknown", text="")
 
 
 class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -125,7 +125,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replay_id: str | None = None
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LetterHistory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often and since when it fails."""
 
     attempts: int = 1
@@ -135,7 +135,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failures: tuple[Occurrence, ...] = ()
 
 
-class Lineage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReplayHistory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it was sent again: by which replay, how often, and as which edit."""
 
     replay_count: int = 0
@@ -157,16 +157,31 @@ class Governance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Paths that are encrypted with the subject's key."""
 
 
+class ThreadedDestination:
+    """A destination says by inheriting this that its `put` may run in a thread of its own.
+
+    An `async def` handler then does not block the event loop while its letter is written. One
+    that does not inherit it is called where the handler runs: threads may not share a sink.
+    """
+
+    in_thread: bool = True
+
+
+def puts_in_thread(destination: object) -> bool:
+    """Whether the letters of `async def` handlers are put into *destination* in a thread."""
+    return isinstance(destination, ThreadedDestination) and destination.in_thread
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A failed message with its original bytes, key and headers, and its envelope."""
 
     dlq_id: str
     message: Message
     coordinates: Coordinates
-    culprit: Culprit
+    culprit: FailedConsumer
     failure: Failure
-    history: History
-    lineage: Lineage = Lineage()
+    history: LetterHistory
+    lineage: ReplayHistory = ReplayHistory()
     governance: Governance = Governance()
     schema_version: int = SCHEMA_VERSION
     origin: str = "captured"

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backoff import Backoff, Jitter
-from holdfast.dlq.raised import traced
+from holdfast.dlq.capture.exceptions import traced
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.dlq")
 
 
-class Verdict(Enum):
+class TriageVerdict(Enum):
     """What is to be done."""
 
     CODE = "hold for code"
@@ -55,12 +55,12 @@ class Rule:
 
     name: str
     matches: Callable[[Case], bool]
-    verdict: Verdict
+    verdict: TriageVerdict
 
     def __post_init__(self) -> None:
-        if not callable(self.matches) or not isinstance(self.verdict, Verdict):
+        if not callable(self.matches) or not isinstance(self.verdict, TriageVerdict):
             raise ConfigurationError(
-                f"Rule({self.name!r}): give a predicate of the case and a Verdict"
+                f"Rule({self.name!r}): give a predicate of the case and a TriageVerdict"
             )
 
 
@@ -82,7 +82,7 @@ class Triage:
     rules: Sequence[Rule] = ()
     delays: Backoff = field(default=DELAYS)
 
-    def verdict(self, case: Case) -> tuple[Verdict, str]:
+    def verdict(self, case: Case) -> tuple[TriageVerdict, str]:
         """Return what to do about *case*, and the name of the rule that said so."""
         for rule in self.rules:
             try:
@@ -96,28 +96,28 @@ class Triage:
         """Return the columns that the verdict on *row* sets."""
         verdict, _ = self.verdict(case_of(row))
         due = None
-        if verdict is Verdict.RETRY:
+        if verdict is TriageVerdict.RETRY:
             delay = self.delays.delay(row["retries"] + 1)
             if delay is None:
-                verdict = Verdict.ALERT  # it had all its chances
+                verdict = TriageVerdict.ALERT  # it had all its chances
             else:
                 due = now + delay
         return {"verdict": verdict.value, "due_at": due}
 
 
-def built_in(case: Case) -> Verdict:
+def built_in(case: Case) -> TriageVerdict:
     """Return what the built-in rules say."""
     if case.stage == "deserialize":
-        return Verdict.CODE
+        return TriageVerdict.CODE
     if case.stage == "validate":
-        return Verdict.DATA
+        return TriageVerdict.DATA
     if case.stage == "crash":
-        return Verdict.CODE
+        return TriageVerdict.CODE
     if case.kind in _PASSING:
-        return Verdict.RETRY
+        return TriageVerdict.RETRY
     if case.error_type.rpartition(".")[2] in _BUGS:
-        return Verdict.CODE
-    return Verdict.DATA if case.kind == "poison" else Verdict.ALERT
+        return TriageVerdict.CODE
+    return TriageVerdict.DATA if case.kind == "poison" else TriageVerdict.ALERT
 
 
 def case_of(row: dict[str, Any]) -> Case:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from holdfast.brokers import connect
-from holdfast.caps import Caps
+from holdfast.ports import Caps
 
 PAGE = Path(__file__).parent / "brokers.md"
 _DAY = 86_400

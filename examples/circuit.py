@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.circuit import Breaker, Changed, CircuitOpen, CircuitPolicy, LastCalls, circuit
+from holdfast import Breaker, CircuitOpen, CircuitPolicy, LastCalls, circuit
+from holdfast.circuit import StateChanged
 from holdfast.testing import VirtualClock
 
 clock = VirtualClock()
@@ -10,7 +11,7 @@ policy = CircuitPolicy(minimum_calls=4, window=LastCalls(10), open_seconds=30, p
 gateway = Breaker("payment-gateway", policy, clock=clock)
 gateway.listen(
     lambda event: (
-        print(f"  now {type(event.after).__name__}") if isinstance(event, Changed) else None
+        print(f"  now {type(event.after).__name__}") if isinstance(event, StateChanged) else None
     )
 )
 is_up = True

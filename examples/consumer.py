@@ -12,16 +12,22 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, s
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from holdfast import Message, PoisonMessage
-from holdfast.brokers import connect
-from holdfast.circuit import CircuitPolicy, circuit
-from holdfast.consumer import Batches, Consumer, create_tables
-from holdfast.consumer.desk import Desk
-from holdfast.database import open_database
-from holdfast.dlq import dead_letter
-from holdfast.idempotency import idempotent
-from holdfast.outbox.audit import Warrant
-from holdfast.retry import Backoff, retry
+from holdfast import (
+    Backoff,
+    Batches,
+    CircuitPolicy,
+    Consumer,
+    Message,
+    PoisonMessage,
+    circuit,
+    connect,
+    dead_letter,
+    idempotent,
+    open_database,
+    retry,
+)
+from holdfast.consumer import ParkingAdmin, create_tables
+from holdfast.db.audit import Operator
 
 tables = MetaData()
 bills = Table(
@@ -116,10 +122,10 @@ def main() -> None:
 
         publish(Order("ada", 4, cents=-1), Order("ada", 5), Order("ada", 6), Order("bob", 4))
         consumer.run(until_idle=True)
-        desk = Desk(engine)
-        (held,) = desk.waiting()
+        admin = ParkingAdmin(engine)
+        (held,) = admin.waiting()
         print(f"poison: key {held.key} is held with {held.parked} parked, bob {billed('bob')}")
-        desk.release("billing", "orders", "ada", Warrant(actor="ada", reason="4 was cancelled"))
+        admin.release("billing", "orders", "ada", Operator(actor="ada", reason="4 was cancelled"))
         consumer.run(until_idle=True)
         print(f"released: ada {billed('ada')}")
 

@@ -22,15 +22,11 @@ import msgspec
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select
 from sqlalchemy.orm import Session  # noqa: TC002 - the handlers' annotation is resolved
 
-from holdfast import Message
-from holdfast.brokers import connect
+from holdfast import Consumer, Message, connect, dead_letter, idempotent, open_database
 from holdfast.cli import main as holdfast
-from holdfast.consumer import Consumer, create_tables
-from holdfast.database import open_database
-from holdfast.dlq import dead_letter
-from holdfast.dlq.groups import Groups
+from holdfast.consumer import create_tables
 from holdfast.dlq.replay import Plans
-from holdfast.idempotency import idempotent
+from holdfast.dlq.store.groups import FailureGroups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +120,7 @@ def main() -> None:
                 threading.Event().wait(0.05)
             operator("holdfast dlq stats")
             operator("holdfast dlq groups")
-            largest, other = (one.group_id[:8] for one in Groups(engine).listed())
+            largest, other = (one.group_id[:8] for one in FailureGroups(engine).listed())
             operator(f"holdfast dlq explain {largest}")
             print("\nA replay before the fix stops at the canary; the rest is not sent:")
             operator(f"holdfast dlq replay {largest} --canary 2 --reason 'a try' --yes")
@@ -137,8 +133,8 @@ def main() -> None:
             why = "--reason 'fixed in 1.4.2'"
             (stopped,) = Plans(engine).latest()
             operator(f"holdfast dlq plans abort {stopped.short} {why}")
-            operator("holdfast dlq replay --consumer billing --dry-run")
-            operator(f"holdfast dlq replay --consumer billing --canary 2 {why} --yes")
+            operator("holdfast dlq replay --group billing --dry-run")
+            operator(f"holdfast dlq replay --group billing --canary 2 {why} --yes")
         operator("holdfast dlq groups")
         operator("holdfast dlq audit --verify")
         with engine.connect() as db:

@@ -26,12 +26,9 @@ from sqlalchemy import Column, Integer, MetaData, String, func, insert, select
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.orm import Session
 
-from holdfast.brokers import connect
-from holdfast.consumer import Consumer
+from holdfast import Consumer, Outbox, connect, idempotent, open_database
 from holdfast.consumer import create_tables as create_consumer
-from holdfast.database import open_database
-from holdfast.idempotency import idempotent
-from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay
 from holdfast.outbox import create_tables as create_outbox
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.message import Message
+    from holdfast import Message
     from holdfast.ports import Broker, Delivery, Published
 
 ORDERS, CUSTOMERS = 200, 12

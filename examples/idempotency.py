@@ -12,10 +12,8 @@ from pathlib import Path
 from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, select
 from sqlalchemy.orm import Session
 
-from holdfast import Message
-from holdfast.database import open_database
-from holdfast.errors import PoisonMessage
-from holdfast.idempotency import Batch, BatchRunner, IdempotencyConflict, create_tables, idempotent
+from holdfast import IdempotencyConflict, Message, PoisonMessage, idempotent, open_database
+from holdfast.idempotency import BatchRunner, InboxBatch, create_tables
 
 tables = MetaData()
 invoices = Table(
@@ -66,7 +64,9 @@ def main() -> None:
                 print(f"refused: digest {error.known} then, {error.given} now")
 
         batch = [Message.new("orders", b"poison" if n == 50 else b"{}") for n in range(100)]
-        outcomes = BatchRunner(engine).run(Batch(consumer="bill", messages=batch), bill_in_batch)
+        outcomes = BatchRunner(engine).run(
+            InboxBatch(consumer="bill", messages=batch), bill_in_batch
+        )
         failed = [outcome.error for outcome in outcomes if outcome.error is not None]
         print(f"a batch of {len(batch)}: {billed() - len(orders)} invoices, failed: {failed}")
         engine.dispose()

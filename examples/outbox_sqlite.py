@@ -15,18 +15,15 @@ import msgspec
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert
 from sqlalchemy.orm import Session
 
-from holdfast.brokers import connect
+from holdfast import Outbox, connect, open_database
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.outbox import LeaseEngine, Outbox, Relay
-from holdfast.outbox.audit import Audit, Warrant
-from holdfast.outbox.parked_event import Edit
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.db.audit import OUTBOX, Operator, entries
+from holdfast.outbox import EventEdit, LeaseEngine, ParkedKeys, ParkedSelection, Relay
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
-    from holdfast import Broker
+    from holdfast.ports import Broker
 
 tables = MetaData()
 orders = Table(
@@ -62,13 +59,14 @@ def main() -> None:
         parked = ParkedKeys(engine)
         key = parked.waiting()[0]
         print(f"parked: {key.topic}/{key.key}, {key.refused} refused, {key.behind} behind")
-        why = Warrant(actor="ada", reason="the note was pasted twice")
+        why = Operator(actor="ada", reason="the note was pasted twice")
         short = msgspec.json.encode(OrderPlaced("ada", "shortened"))
-        parked.edit(str(key.first), Edit(payload=short), why)
-        parked.release(Selection(topic="orders", key="ada"), why)
+        parked.edit(str(key.first), EventEdit(payload=short), why)
+        parked.release(ParkedSelection(topic="orders", key="ada"), why)
         relay(engine, broker)
         print("arrived:", arrived(broker))
-        print("audit:", [entry.action for entry in Audit(engine).entries()])
+        with engine.connect() as db:
+            print("audit:", [entry.action for entry in entries(db, area=OUTBOX)])
         broker.close()
         engine.dispose()
         os.chdir("/")

@@ -5,8 +5,18 @@ A virtual clock stands in for the real one, so that the waits take no time.
 
 from __future__ import annotations
 
-from holdfast.errors import PoisonMessage, Transient
-from holdfast.retry import Backoff, Budget, Jitter, Remedy, Rules, remaining, retry, timeout
+from holdfast import (
+    Backoff,
+    Budget,
+    Jitter,
+    PoisonMessage,
+    Remedy,
+    Rules,
+    Transient,
+    remaining,
+    retry,
+    timeout,
+)
 from holdfast.testing import VirtualClock
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.db.sql import statements
 from holdfast.errors import PoisonMessage
-from holdfast.idempotency.keys import KEY_BYTES, UNCOMPARED, consumer_key
-from holdfast.sql import statements
+from holdfast.idempotency.identity import KEY_BYTES, UNCOMPARED, consumer_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class IdempotencyConflict(PoisonMessage):
         self.given = given
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is to be claimed: the key, the digest of the content, and the id for people."""
 
     key: bytes
@@ -70,7 +70,7 @@ NEW = Claim(is_new=True)
 def claim(
     session: Session | Connection,
     consumer: str,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ClaimRequest],
     *,
     hopeful: bool = False,
 ) -> list[Claim]:
@@ -100,12 +100,14 @@ def claim(
     ]
 
 
-def agrees(known: bytes, item: Wanted) -> bool:
+def agrees(known: bytes, item: ClaimRequest) -> bool:
     """Whether *known* is a digest of the content of *item*, or it is not meant to be compared."""
     return known in (item.digest, item.whole) or UNCOMPARED in (known, item.digest)
 
 
-def inserted(session: Session | Connection, number: int, wanted: list[Wanted]) -> set[bytes] | None:
+def inserted(
+    session: Session | Connection, number: int, wanted: list[ClaimRequest]
+) -> set[bytes] | None:
     """Claim *wanted*, in the order of their keys; return the keys that are new, None for all."""
     return _insert(session, number, wanted, hopeful=False)
 
@@ -117,7 +119,7 @@ def recalled(
     return _recall(session, number, keys)
 
 
-def known(session: Session | Connection, consumer: str, item: Wanted) -> Claim | None:
+def known(session: Session | Connection, consumer: str, item: ClaimRequest) -> Claim | None:
     """Return what is remembered of *item*, None if it was not handled yet; claims nothing."""
     found = _recall(session, consumer_key(consumer), [item.key])
     return _answer(consumer, item, 0, item, 0, found) if found else None
@@ -145,9 +147,9 @@ def keep_result(session: Session | Connection, consumer: str, key: bytes, result
 
 def _answer(
     consumer: str,
-    item: Wanted,
+    item: ClaimRequest,
     place: int,
-    original: Wanted,
+    original: ClaimRequest,
     at: int,
     known: dict[bytes, tuple[bytes, bytes | None]],
 ) -> Claim:
@@ -164,7 +166,9 @@ def _answer(
     return Claim(is_new=False, result=result, conflict=conflict, twin=twin)
 
 
-def _insert(session: Any, number: int, wanted: list[Wanted], *, hopeful: bool) -> set[bytes] | None:
+def _insert(
+    session: Any, number: int, wanted: list[ClaimRequest], *, hopeful: bool
+) -> set[bytes] | None:
     """Insert what is new; return the new keys, None when all are."""
     dialect = _dialect(session)
     sql = statements("holdfast.idempotency", dialect.name)
@@ -187,7 +191,7 @@ def _insert(session: Any, number: int, wanted: list[Wanted], *, hopeful: bool) -
     return None if len(fresh) == len(wanted) else fresh
 
 
-def _insert_mysql(session: Any, number: int, wanted: list[Wanted]) -> set[bytes]:
+def _insert_mysql(session: Any, number: int, wanted: list[ClaimRequest]) -> set[bytes]:
     """Insert where the server tells only how many rows were new: MySQL has no RETURNING.
 
     What is known beforehand is left out. If a rival then commits in between, the rows are
@@ -211,7 +215,7 @@ def _insert_mysql(session: Any, number: int, wanted: list[Wanted]) -> set[bytes]
     }
 
 
-def _mysql(number: int, wanted: list[Wanted]) -> dict[str, Any]:
+def _mysql(number: int, wanted: list[ClaimRequest]) -> dict[str, Any]:
     pairs = [(item.key.hex(), item.digest.hex()) for item in wanted]
     return {"consumer": number, "packed": msgspec.json.encode(pairs).decode()}
 

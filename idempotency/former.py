@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.idempotency.claim import (
     Claim,
-    Wanted,
+    ClaimRequest,
     agrees,
     inserted,
     keep_result,
     recalled,
     unclaim_number,
 )
-from holdfast.idempotency.keys import consumer_key, message_key
-from holdfast.names import STARTED
+from holdfast.idempotency.identity import consumer_key, message_key
+from holdfast.ids import STARTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ UPGRADE_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Formerly:
+class FormerScopes:
     """How earlier versions named a scope: by group, module and name of the function."""
 
     group: str
@@ -59,7 +59,7 @@ def _is_inside(name: str, known: str) -> bool:
     return known.partition(".")[0] not in STARTED and name.endswith(f".{known}")
 
 
-class Former(NamedTuple):
+class FormerScope(NamedTuple):
     """Rows of an earlier version that are a scope's own as well, by the bare ids of messages."""
 
     number: int
@@ -70,8 +70,8 @@ class Former(NamedTuple):
 def carried(
     session: Session | Connection,
     consumer: str,
-    former: Sequence[Former],
-    wanted: Sequence[Wanted],
+    former: Sequence[FormerScope],
+    wanted: Sequence[ClaimRequest],
     answers: Sequence[Claim],
 ) -> list[Claim]:
     """Return *answers*, in which what an earlier version has handled is a duplicate.
@@ -111,7 +111,7 @@ def carried(
 
 
 def known_formerly(
-    session: Session | Connection, consumer: str, former: Sequence[Former], item: Wanted
+    session: Session | Connection, consumer: str, former: Sequence[FormerScope], item: ClaimRequest
 ) -> Claim | None:
     """Return what an earlier version remembers of *item*; claims nothing."""
     for one in former:
@@ -123,7 +123,9 @@ def known_formerly(
     return None
 
 
-def unclaim_carried(session: Session | Connection, claims: Iterable[tuple[Wanted, Claim]]) -> None:
+def unclaim_carried(
+    session: Session | Connection, claims: Iterable[tuple[ClaimRequest, Claim]]
+) -> None:
     """Take back what `carried` has written for these claims, whose messages were not handled."""
     by_number: dict[int, list[bytes]] = {}
     for item, claim in claims:
@@ -133,15 +135,15 @@ def unclaim_carried(session: Session | Connection, claims: Iterable[tuple[Wanted
         unclaim_number(session, number, keys)
 
 
-def bare_key(item: Wanted) -> bytes:
+def bare_key(item: ClaimRequest) -> bytes:
     """Return the key under which earlier versions knew it: by the id, whatever its source."""
     return message_key(item.id)
 
 
-def _counts(former: Former, consumer: str, item: Wanted) -> bool:
+def _counts(former: FormerScope, consumer: str, item: ClaimRequest) -> bool:
     """Whether the row of *item* in *former* would be another than the one just claimed."""
     return former.number != consumer_key(consumer) or bare_key(item) != item.key
 
 
-def _bare(item: Wanted) -> Wanted:
-    return Wanted(key=bare_key(item), digest=item.digest, id=item.id)
+def _bare(item: ClaimRequest) -> ClaimRequest:
+    return ClaimRequest(key=bare_key(item), digest=item.digest, id=item.id)

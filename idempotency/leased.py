@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import msgspec
 
+from holdfast.call import Call, Done, Stage
+from holdfast.concurrency import to_the_end
+from holdfast.durations import as_text
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.database_leases import DatabaseLeases
-from holdfast.idempotency.lease import Handled, Heartbeat, Lease, LeaseStore
+from holdfast.idempotency.call_identity import CallIdentity
+from holdfast.idempotency.lease import (
+    DatabaseLeases,
+    Handled,
+    Heartbeat,
+    Lease,
+    LeaseMemory,
+    LeaseStore,
+)
 from holdfast.idempotency.results import Results
-from holdfast.idempotency.subject import Subject
-from holdfast.idempotency.window import as_text
-from holdfast.in_thread import to_the_end
-from holdfast.layer import Call, Done, Layer, Stage
-from holdfast.plan import Handler, wrap
+from holdfast.layer import Layer
+from holdfast.pipeline import Handler, wrap
 from holdfast.scrubbing import told
 
 if TYPE_CHECKING:
@@ -25,13 +32,13 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.idempotency.former import Formerly
+    from holdfast.idempotency.former import FormerScopes
     from holdfast.idempotency.inbox import Inbox
 
-log = logging.getLogger("holdfast.idempotency")
+P = ParamSpec("P")
+R = TypeVar("R")
 
-COMMITTING = "holdfast.committing"
-"""Where a call keeps what is to be done on the connection right before its commit."""
+log = logging.getLogger("holdfast.idempotency")
 
 HEARTBEAT = Heartbeat()
 
@@ -70,22 +77,23 @@ class Leased(Layer):
         self.settings = settings
         self._heartbeat = heartbeat
         self._store = settings.store
-        self.subject: Subject | None = None
+        self.subject: CallIdentity | None = None
         self._results: Results | None = None
 
-    def __call__(self, function: Callable[..., Any]) -> Handler:
+    def __call__(self, function: Callable[P, R]) -> Handler[P, R]:
         """Wrap *function*; each one gets a layer of its own that knows it."""
         inner = function.plan.function if isinstance(function, Handler) else function
-        subject = Subject(inner, self.settings.key, self.settings.scope)
+        subject = CallIdentity(inner, self.settings.key, self.settings.scope)
         own = self._for(subject, Results(inner))
         own.succeed(self.settings.scope or subject.name, subject.formerly)
         return wrap(own, function)
 
-    def succeed(self, consumer: str, formerly: Formerly) -> None:
+    def succeed(self, consumer: str, formerly: FormerScopes) -> None:
         """Have *consumer* take over what earlier versions remember under other names."""
         self.settings.inbox.succeed(consumer, formerly)
-        if self._store is not None and hasattr(self._store, "succeed"):
-            self._store.succeed(consumer, formerly)
+        memory: object = self._store
+        if isinstance(memory, LeaseMemory):
+            memory.succeed(consumer, formerly)
 
     def bind_database(self, engine: Engine) -> Leased:
         """Return this layer with its leases in *engine*, unless it has a store of its own."""
@@ -95,9 +103,16 @@ class Leased(Layer):
         bound._store = DatabaseLeases(engine, inbox=self.settings.inbox)
         return bound
 
+    def unbound(self) -> Leased:
+        """Return this layer without a store of its own: a consumer gives it its database."""
+        own = self._for(self.subject, self._results)
+        own._store = None
+        return own
+
     def describe(self) -> str:
         """Say how long a lease lasts, and how long a handled message is remembered."""
-        window = getattr(self._store, "window", self.settings.inbox.window)
+        store, inbox = self._store, self.settings.inbox
+        window = store.window if isinstance(store, LeaseMemory) else inbox.window
         kept = "for ever" if window is None else f"for {as_text(window)}"
         lasts = as_text(self.settings.seconds)
         return f"one worker at a time, leased for {lasts}, remembered {kept}"
@@ -121,9 +136,7 @@ class Leased(Layer):
         call.notes[self] = held = _Held(taken)
         if isinstance(store, DatabaseLeases):
             # The handler's transaction, if it has one, ends the lease with its own commit.
-            call.notes.setdefault(COMMITTING, []).append(
-                functools.partial(self._join, call, held, store)
-            )
+            call.before_commit += (functools.partial(self._join, call, held, store),)
         self._heartbeat.keep(taken, store.renew)
         return None
 
@@ -179,13 +192,13 @@ class Leased(Layer):
         keeps = self.settings.keep_result and self._results is not None
         return self._results.encode(call.result) if keeps and self._results else None
 
-    def _for(self, subject: Subject | None, results: Results | None) -> Leased:
+    def _for(self, subject: CallIdentity | None, results: Results | None) -> Leased:
         own = Leased(self.settings, heartbeat=self._heartbeat)
         own.subject, own._results = subject, results
         return own
 
     @property
-    def _about(self) -> Subject:
+    def _about(self) -> CallIdentity:
         if self.subject is None:
             raise RuntimeError("@idempotent was put into a plan without decorating a function")
         return self.subject

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from holdfast.durations import Duration, in_seconds
 from holdfast.errors import ConfigurationError
 from holdfast.extras import driver
-from holdfast.idempotency.claim import IdempotencyConflict, Wanted, agrees
+from holdfast.idempotency.claim import ClaimRequest, IdempotencyConflict, agrees
 from holdfast.idempotency.former import bare_key
+from holdfast.idempotency.identity import UNCOMPARED, consumer_key
 from holdfast.idempotency.inbox import DEFAULT_WINDOW
-from holdfast.idempotency.keys import UNCOMPARED, consumer_key
-from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost
-from holdfast.idempotency.window import Duration, in_seconds
+from holdfast.idempotency.lease import Handled, InProgress, Lease, LeaseLost, LeaseMemory
 from holdfast.ids import new_id
 from holdfast.urls import mask
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from holdfast.idempotency.former import Formerly
+    from holdfast.idempotency.former import FormerScopes
 
 _TAKE = """
 local known = redis.call('HMGET', KEYS[1], 'done', 'until', 'token', 'digest', 'result', 'nonce')
@@ -71,7 +71,7 @@ return 1
 """
 
 
-class RedisInbox:
+class RedisInbox(LeaseMemory):
     """A `LeaseStore` in Redis: duplicates are absorbed, and one worker at a time has a message.
 
     **Weaker than a database**: the effect and its memory are not one transaction. A crash
@@ -90,7 +90,7 @@ class RedisInbox:
     ) -> None:
         self._remember(window)
         self._prefix = prefix
-        self._formerly: dict[str, Formerly] = {}
+        self._formerly: dict[str, FormerScopes] = {}
         self._name = mask(str(url))
         redis = driver("redis", extra="redis")
         native = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0, **native}
@@ -105,21 +105,26 @@ class RedisInbox:
             self._client.register_script(text) for text in (_TAKE, _RENEW, _COMPLETE, _FREE)
         )
 
+    @property
+    def window(self) -> float | None:
+        """How long a handled message is remembered, in seconds; None for ever."""
+        return self._window
+
     def with_window(self, window: Duration | None) -> Self:
         """Return the same store that remembers handled messages for *window*."""
         other = copy.copy(self)
         other._remember(window)
         return other
 
-    def succeed(self, consumer: str, formerly: Formerly) -> None:
+    def succeed(self, consumer: str, formerly: FormerScopes) -> None:
         """Have *consumer* take over what earlier versions remember under other names."""
         self._formerly[consumer] = formerly
 
     def _remember(self, window: Duration | None) -> None:
-        self.window = None if window is None else in_seconds(window, of="window")
-        self._kept = "" if self.window is None else str(max(1, int(self.window * 1000)))
+        self._window = None if window is None else in_seconds(window, of="window")
+        self._kept = "" if self._window is None else str(max(1, int(self._window * 1000)))
 
-    def take(self, consumer: str, wanted: Wanted, seconds: float) -> Lease | Handled:
+    def take(self, consumer: str, wanted: ClaimRequest, seconds: float) -> Lease | Handled:
         """Take the message unless it is handled or another's lease lasts."""
         if self.window is not None and seconds > self.window:
             raise ConfigurationError(
@@ -157,7 +162,7 @@ class RedisInbox:
         """Close the connections."""
         self._client.close()
 
-    def _former(self, consumer: str, wanted: Wanted) -> list[str]:
+    def _former(self, consumer: str, wanted: ClaimRequest) -> list[str]:
         """Return where earlier versions remember the message: under the bare id, by old names."""
         known = self._formerly.get(consumer)
         names = [consumer, *(() if known is None else known.scopes)]
@@ -173,19 +178,19 @@ class RedisInbox:
         self,
         script: Callable[..., Any],
         consumer: str,
-        wanted: Wanted,
+        wanted: ClaimRequest,
         arguments: list[Any],
         former: Sequence[str] = (),
     ) -> Any:
         try:
             return script(keys=[self._key(consumer, wanted.key), *former], args=arguments)
         except (self._errors, OSError) as error:
-            from holdfast.brokers.redis.refusals import translation  # needs the driver
+            from holdfast.brokers.redis.errors import translation  # needs the driver
 
             raise translation(error, self._name) from error
 
 
-def _handled(consumer: str, wanted: Wanted, digest: bytes, result: bytes) -> Handled:
+def _handled(consumer: str, wanted: ClaimRequest, digest: bytes, result: bytes) -> Handled:
     if not agrees(digest, wanted):
         raise IdempotencyConflict(
             consumer, wanted.id, known=digest.hex(), given=wanted.digest.hex()

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, exists, func, insert, literal, select, update
 
+from holdfast.db.sql import statements
+from holdfast.db.text import fitted
+from holdfast.db.transactions import transact
 from holdfast.errors import ConfigurationError, NotFound
-from holdfast.idempotency.keys import consumer_key, fitted
-from holdfast.idempotency.roster import entered_name
+from holdfast.idempotency.identity import consumer_key
+from holdfast.idempotency.inbox import entered_name
 from holdfast.idempotency.schema import attempt, inbox, lease, roster, scope
-from holdfast.names import require_name
-from holdfast.sql import statements
-from holdfast.transactions import transact
+from holdfast.ids import require_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

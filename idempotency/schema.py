@@ -13,14 +13,14 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     String,
     Table,
     Text,
 )
-from sqlalchemy.dialects import mysql
+
+from holdfast.db.types import Bytes, fixed_bytes, name
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -28,18 +28,11 @@ if TYPE_CHECKING:
 metadata = MetaData()
 """Include it in your own Alembic metadata to manage the tables with your migrations."""
 
-# MySQL compares text without regard to case or accents, which would merge ids.
-_Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
-_Owner = String(64).with_variant(mysql.VARCHAR(64, collation="utf8mb4_bin"), "mysql", "mariadb")
-_Key = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
-_Digest = LargeBinary(8).with_variant(mysql.BINARY(8), "mysql", "mariadb")
-_Content = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
-
 
 def _handled_key() -> list[Column[object]]:
     return [
         Column("consumer", BigInteger, primary_key=True, autoincrement=False),
-        Column("message", _Key, primary_key=True),
+        Column("message", fixed_bytes(16), primary_key=True),
     ]
 
 
@@ -48,8 +41,8 @@ inbox = Table(
     metadata,
     *_handled_key(),
     Column("handled_at", Double, nullable=False),
-    Column("digest", _Digest, nullable=False),
-    Column("result", _Content),
+    Column("digest", fixed_bytes(8), nullable=False),
+    Column("result", Bytes),
     # Rows come in the order of time, so a block range index finds the old ones for nothing.
     Index("holdfast_inbox_handled_at", "handled_at", postgresql_using="brin"),
     sqlite_with_rowid=False,
@@ -91,7 +84,7 @@ version = Table(
     "holdfast_version",
     metadata,
     Column("consumer", BigInteger, primary_key=True, autoincrement=False),
-    Column("entity", _Name, primary_key=True),
+    Column("entity", name(), primary_key=True),
     Column("version", BigInteger, nullable=False),
     Column("stale", BigInteger, nullable=False),
     Column("last_stale", BigInteger),
@@ -103,9 +96,9 @@ ahead = Table(
     "holdfast_ahead",
     metadata,
     Column("consumer", BigInteger, primary_key=True, autoincrement=False),
-    Column("entity", _Name, primary_key=True),
+    Column("entity", name(), primary_key=True),
     Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("content", _Content, nullable=False),
+    Column("content", Bytes, nullable=False),
     Column("held_at", Double, nullable=False),
 )
 """Messages that came before their predecessor, kept until the gap closes."""
@@ -113,7 +106,7 @@ ahead = Table(
 owner = Table(
     "holdfast_owner",
     metadata,
-    Column("owner", _Owner, primary_key=True),
+    Column("owner", name(64), primary_key=True),
     Column("until", Double, nullable=False),
 )
 """The processes that run handlers, and until when each is believed to live."""
@@ -121,19 +114,22 @@ owner = Table(
 start = Table(
     "holdfast_start",
     metadata,
-    Column("consumer", _Name, primary_key=True),
-    Column("message_id", _Name, primary_key=True),
-    Column("owner", _Owner, primary_key=True),
+    Column("consumer", name(), primary_key=True),
+    Column("message_id", name(), primary_key=True),
+    Column("owner", name(64), primary_key=True),
     Column("alone", SmallInteger, nullable=False),
     Column("at", Double, nullable=False),
 )
-"""Messages that a process has taken up and not finished; a dead owner's are crashes."""
+"""Messages that a process has taken up and not finished; a dead owner's are crashes.
+
+*alone* is 1 where only suspects ran beside it and 0 else; less two once the message was settled.
+"""
 
 attempt = Table(
     "holdfast_attempt",
     metadata,
-    Column("consumer", _Name, primary_key=True),
-    Column("message_id", _Name, primary_key=True),
+    Column("consumer", name(), primary_key=True),
+    Column("message_id", name(), primary_key=True),
     Column("failed", Integer, nullable=False),
     Column("released", Integer, nullable=False),
     Column("crashed", Integer, nullable=False),

@@ -1,24 +1,27 @@
 """The transactional outbox: events that exist if and only if the transaction commits."""
 
-from holdfast.outbox.engine import RelayEngine, Step
 from holdfast.outbox.event import Event
-from holdfast.outbox.lease_engine import LeaseEngine
-from holdfast.outbox.leases import LeaseTerms
-from holdfast.outbox.relay import Health, Relay
+from holdfast.outbox.outbox import Outbox
+from holdfast.outbox.parked import EventEdit, ParkedKeys, ParkedSelection
+from holdfast.outbox.relay.lease_engine import LeaseEngine
+from holdfast.outbox.relay.leases import LeaseTerms
+from holdfast.outbox.relay.publishing import ShardSinks
+from holdfast.outbox.relay.relay import Health, Relay, RelayEngine, RelayStep
 from holdfast.outbox.schema import create_tables, metadata
-from holdfast.outbox.shard_sinks import ShardSinks
-from holdfast.outbox.staging import Outbox
 
 __all__ = [
     "Event",
+    "EventEdit",
     "Health",
     "LeaseEngine",
     "LeaseTerms",
     "Outbox",
+    "ParkedKeys",
+    "ParkedSelection",
     "Relay",
     "RelayEngine",
+    "RelayStep",
     "ShardSinks",
-    "Step",
     "create_tables",
     "metadata",
 ]

@@ -9,11 +9,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.cloudevents import to_wire
+from holdfast.db.text import is_storable
 from holdfast.errors import InvalidMessage
 from holdfast.outbox.schema import SHARDS
-from holdfast.staged import Staged, packed
+from holdfast.stored_message import StoredMessage, in_binary, packed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import TextClause
+    from sqlalchemy.engine import Connection
+
     from holdfast.message import Message
 
 _UNKNOWN = datetime.fromtimestamp(0, UTC)  # the wire headers carry the real time
@@ -54,7 +60,7 @@ def values(message: Message) -> dict[str, Any]:
     for name, text in (("topic", message.topic), ("key", key), ("type", message.type)):
         if text is not None and len(text) > _LONGEST:
             raise InvalidMessage(f"{name} {text[:20]!r}… is longer than {_LONGEST} characters")
-        if text is not None and not _is_storable(text):
+        if text is not None and not is_storable(text):
             raise InvalidMessage(
                 f"{name} {text!r} holds a zero character or a lone surrogate: databases refuse both"
             )
@@ -69,17 +75,10 @@ def values(message: Message) -> dict[str, Any]:
     }
 
 
-def _is_storable(text: str) -> bool:
-    try:
-        return b"\0" not in text.encode()
-    except UnicodeEncodeError:
-        return False
-
-
-def staged(row: Row) -> Staged:
+def staged(row: Row) -> StoredMessage:
     """Return the message of *row*, ready for a sink."""
     _, shard, topic, key, payload, headers, own, kind = row
-    return Staged(
+    return StoredMessage(
         id=own if len(own) == _DASHED else _dashed(own),
         topic=topic,
         payload=payload,
@@ -103,3 +102,16 @@ def _uuid(text: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError as error:
         raise InvalidMessage(f"id {text!r} is not a UUID: leave it out to have one made") from error
+
+
+def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Row]:
+    """Return the rows that *command* finds; its columns are those of `Row`."""
+    with in_binary(db):
+        cursor: Any = db.execute(command, where).cursor
+        return list(map(as_row, cursor.fetchall()))
+
+
+def size_of(rows: Sequence[Row]) -> int:
+    """Return the bytes of *rows*, as far as they vary."""
+    payloads = sum([0 if (body := row[4]) is None else len(body) for row in rows])
+    return payloads + sum([len(row[5]) for row in rows])

@@ -11,18 +11,16 @@ from sqlalchemy import (
     DateTime,
     Double,
     Index,
-    Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     String,
     Table,
     Text,
-    Uuid,
 )
-from sqlalchemy.dialects import mysql
 
-from holdfast.audit import audit_tables
+from holdfast.db import tables
+from holdfast.db.audit import audit_tables
+from holdfast.db.types import Bytes, Sequence, UniqueId, name
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -33,22 +31,14 @@ SHARDS = 64
 metadata = MetaData()
 """Include it in your own Alembic metadata to manage the tables with your migrations."""
 
-# SQLite counts only a plain INTEGER key by itself; elsewhere 64 bits are asked for.
-_Sequence = BigInteger().with_variant(Integer, "sqlite")
-# MariaDB's own UUID and MySQL's CHAR would differ by the URL's first word; CHAR does for both.
-_Id = Uuid(native_uuid=False).with_variant(Uuid(), "postgresql")
-_Payload = LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb")
-# MySQL compares text without regard to case or accents, which would merge keys.
-_Name = String(255).with_variant(mysql.VARCHAR(255, collation="utf8mb4_bin"), "mysql", "mariadb")
-
 
 def _event_columns() -> list[Column[object]]:
     return [
-        Column("id", _Id, nullable=False),
-        Column("aggregatetype", _Name, nullable=False),
-        Column("aggregateid", _Name),
+        Column("id", UniqueId, nullable=False),
+        Column("aggregatetype", name(), nullable=False),
+        Column("aggregateid", name()),
         Column("type", String(255), nullable=False),
-        Column("payload", _Payload),
+        Column("payload", Bytes),
         Column("headers", JSON, nullable=False),
         Column("shard", SmallInteger, nullable=False),
     ]
@@ -57,7 +47,7 @@ def _event_columns() -> list[Column[object]]:
 outbox = Table(
     "holdfast_outbox",
     metadata,
-    Column("seq", _Sequence, primary_key=True),
+    Column("seq", Sequence, primary_key=True),
     *_event_columns(),
     sqlite_autoincrement=True,  # a sequence number is never used twice
 )
@@ -66,7 +56,7 @@ outbox = Table(
 delayed = Table(
     "holdfast_outbox_delayed",
     metadata,
-    Column("seq", _Sequence, primary_key=True),
+    Column("seq", Sequence, primary_key=True),
     *_event_columns(),
     Column("due", Double, nullable=False),
     Index("holdfast_outbox_delayed_due", "due"),
@@ -109,6 +99,12 @@ parked = Table(
 
 audit, audit_head = audit_tables(metadata)
 """What was done, by whom and why; payloads are never written here."""
+
+
+def require_tables(db: Connection) -> None:
+    """Raise `MissingTables` unless all outbox tables are there."""
+    otherwise = " (or include holdfast.outbox.metadata in your own migrations)"
+    tables.require_tables(db, metadata, otherwise=otherwise)
 
 
 def create_tables(bind: Engine | Connection) -> None:

@@ -1,12 +1,13 @@
 """Retries that know when to stop: policies, budgets, deadlines and whom to blame."""
 
 from holdfast.backoff import Backoff, Jitter
+from holdfast.callable_module import make_callable
 from holdfast.classification import Rules, classify
-from holdfast.deadline import checkpoint, remaining
+from holdfast.clock import checkpoint, remaining
 from holdfast.errors import AttemptTimeout, Remedy, ResultRejected
 from holdfast.retry.asked import AskedToWait
 from holdfast.retry.budget import Budget, BudgetSpent
-from holdfast.retry.layer import Policy, Retry, retry
+from holdfast.retry.layer import Retry, RetryPolicy, retry
 from holdfast.retry.timeout import Timeout, timeout
 
 __all__ = [
@@ -16,10 +17,10 @@ __all__ = [
     "Budget",
     "BudgetSpent",
     "Jitter",
-    "Policy",
     "Remedy",
     "ResultRejected",
     "Retry",
+    "RetryPolicy",
     "Rules",
     "Timeout",
     "checkpoint",
@@ -28,3 +29,5 @@ __all__ = [
     "retry",
     "timeout",
 ]
+
+make_callable(__name__)

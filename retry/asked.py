@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.classification import http_status
 from holdfast.errors import DependencyDown
-from holdfast.symptoms import http_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ConfigurationError, DependencyDown
@@ -19,6 +19,15 @@ class BudgetSpent(DependencyDown):
         whose = f" of {name!r}" if name else ""
         super().__init__(f"the retry budget{whose} is spent: too much fails, the message waits")
         self.name = name
+
+
+class BudgetOptions(TypedDict, total=False):
+    """What a named budget is made with."""
+
+    ratio: float
+    per_second: float
+    window: float
+    clock: Clock
 
 
 class Budget:
@@ -59,7 +68,7 @@ class Budget:
         self._here = self._slice % (_SLICES + 1)
 
     @classmethod
-    def named(cls, name: str, **settings: Any) -> Budget:
+    def named(cls, name: str, **settings: Unpack[BudgetOptions]) -> Budget:
         """Return the one budget of dependency *name* in this process, made on first use."""
         with cls._naming:
             known = cls._named.get(name)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+    runtime_checkable,
+)
 
 import msgspec
 
 from holdfast.backoff import Backoff
+from holdfast.call import Again, Call, Refusal, Stage
 from holdfast.classification import Classify, check_classify, declared, recognise
-from holdfast.deadline import Deadline, begin, current_deadline, end, is_seconds, within
+from holdfast.clock import Deadline, begin, current_deadline, end, is_seconds, within
 from holdfast.errors import ConfigurationError, Remedy, ResultRejected
-from holdfast.layer import Again, Call, Layer, Refusal, Stage
+from holdfast.layer import Layer, is_function
 from holdfast.retry import strategies
 from holdfast.retry.asked import AskedToWait, asked_wait
 from holdfast.retry.budget import Budget, BudgetSpent
@@ -20,6 +33,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
     from contextvars import Token
+
+    from holdfast.pipeline import Handler
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 log = logging.getLogger("holdfast.retry")
 
@@ -36,7 +54,7 @@ DEFAULT = Backoff(first=0.1, ceiling=30, attempts=5)
 
 
 @runtime_checkable
-class Policy(Protocol):
+class RetryPolicy(Protocol):
     """How long to wait between attempts; `Backoff` is one."""
 
     def delay(self, attempt: int, previous: float | None = None) -> float | None:
@@ -72,17 +90,17 @@ class Retry(Layer):
 
     def __init__(
         self,
-        policy: Policy | strategies.Strategy | None = None,
+        policy: RetryPolicy | strategies.Wait | None = None,
         *,
-        stop: strategies.Strategy | None = None,
-        on: Any = None,
+        stop: strategies.Stop | None = None,
+        on: strategies.Condition | None = None,
         budget: Budget | str | None = None,
         deadline: float | None = None,
         classify: Classify | None = None,
     ) -> None:
         if policy is None:
             policy = DEFAULT if stop is None else Backoff(first=DEFAULT.first, ceiling=30)
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, RetryPolicy):
             strategies.check_wait(policy)
         if stop is not None:
             strategies.check_stop(stop)
@@ -99,9 +117,9 @@ class Retry(Layer):
         self.budget = Budget.named(budget) if isinstance(budget, str) else budget
         strategies.check_condition(on)
         self._asks_condition = strategies.is_strategy(on, "retry_base")
-        self._on: Callable[[Any], bool] | None = on if self._asks_condition else _condition(on)
+        self._on: Callable[[Any], Any] | None = _condition(on)
         self._classify = recognise if classify is None else classify
-        own = isinstance(policy, Policy)
+        own = isinstance(policy, RetryPolicy)
         self._keeps_state = not own or stop is not None or self._asks_condition
         self._times = self._keeps_state or deadline is not None
         self._randomness: random.Random = getattr(policy, "randomness", DEFAULT.randomness)
@@ -231,7 +249,7 @@ class Retry(Layer):
         return Again(delay)
 
     def _own_delay(self, call: Call, progress: Progress) -> float | None:
-        if isinstance(self.policy, Policy):
+        if isinstance(self.policy, RetryPolicy):
             seconds = self.policy.delay(call.attempt, progress.previous)
         else:
             seconds = float(self.policy(progress.state))
@@ -271,28 +289,49 @@ class Accepting(Layer):
             raise refusal
 
 
+class RetryOptions(TypedDict, total=False):
+    """What `@retry` takes beside its policy."""
+
+    stop: strategies.Stop | None
+    on: strategies.Condition | None
+    budget: Budget | str | None
+    deadline: float | None
+    classify: Classify | None
+
+
+@overload
+def retry(  # type: ignore[overload-overlap]  # a wait can be called, too: it is asked first
+    policy: RetryPolicy | strategies.Wait | None = None, **options: Unpack[RetryOptions]
+) -> Retry: ...
+@overload
+def retry(*, wait: strategies.Wait, **options: Unpack[RetryOptions]) -> Retry: ...
+@overload
+def retry(function: Callable[P, R], /) -> Handler[P, R]: ...
+
+
 def retry(
-    policy: Policy | strategies.Strategy | None = None,
+    policy: RetryPolicy | strategies.Wait | Callable[..., Any] | None = None,
     *,
-    stop: strategies.Strategy | None = None,
-    on: Any = None,
-    budget: Budget | str | None = None,
-    deadline: float | None = None,
-    classify: Classify | None = None,
-) -> Retry:
-    """Retry the decorated function after passing failures.
+    wait: strategies.Wait | None = None,
+    **options: Unpack[RetryOptions],
+) -> Retry | Handler[..., Any]:
+    """Retry the decorated function after passing failures; with or without parentheses.
 
-    *policy* is a `Backoff`, a tenacity `wait_*`, or an object with `delay`; *stop* a tenacity
-    `stop_*`. *on* narrows what is retried to error types, a predicate or a tenacity `retry_*`;
-    *classify* replaces the judgement of errors. *deadline* bounds all attempts and waits
-    together, in seconds; those of a message count from its first failure, also when it waits
-    outside this process. The time of one attempt is bounded by `@timeout`. *budget* is a
-    `Budget`, or the name of a dependency whose budget is shared.
+    *policy* is a `Backoff`, a tenacity `wait_*` (also as *wait*), or an object with `delay`;
+    *stop* a tenacity `stop_*`. *on* narrows what is retried to error types, a predicate or a
+    tenacity `retry_*`; *classify* replaces the judgement of errors. *deadline* bounds all
+    attempts and waits together, in seconds; those of a message count from its first failure,
+    also when it waits outside this process. The time of one attempt is bounded by `@timeout`.
+    *budget* is a `Budget`, or the name of a dependency whose budget is shared.
     """
-    return Retry(policy, stop=stop, on=on, budget=budget, deadline=deadline, classify=classify)
+    if is_function(policy):
+        return Retry()(policy)
+    if wait is not None and policy is not None:
+        raise ConfigurationError("@retry(policy, wait=…): both say how long to wait; use one")
+    return Retry(cast("RetryPolicy", policy) if wait is None else wait, **options)
 
 
-def _condition(on: Any) -> Callable[[Any], bool] | None:
+def _condition(on: Any) -> Callable[[Any], Any] | None:
     kinds = on if isinstance(on, tuple) else (on,)
     if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         return lambda error: isinstance(error, kinds)

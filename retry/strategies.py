@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
@@ -11,11 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenacity import RetryCallState
+    from tenacity.retry import retry_base
+    from tenacity.stop import stop_base
+    from tenacity.wait import wait_base
 
-    from holdfast.layer import Call
+    from holdfast.call import Call
 
-Strategy = Any
-"""A callable that takes a `RetryCallState`."""
+    Wait = wait_base
+    """How long to wait: tenacity's `wait_*`, and sums of them."""
+    Stop = stop_base
+    """When to give up: tenacity's `stop_*`, joined by | and &."""
+    Condition = (
+        type[BaseException] | tuple[type[BaseException], ...] | Callable[[Any], object] | retry_base
+    )
+    """What is retried: error types, a predicate of the error, or tenacity's `retry_*`."""
 
 
 def is_strategy(value: object, base: str) -> bool:
@@ -28,12 +36,6 @@ def is_strategy(value: object, base: str) -> bool:
 
 def check_wait(value: object) -> None:
     """Refuse what is no wait of tenacity."""
-    if inspect.isroutine(value):
-        raise ConfigurationError(
-            f"@retry got the function {getattr(value, '__name__', value)!r} as its policy: write "
-            "@retry() with parentheses; a policy of your own is an object with delay(attempt, "
-            "previous)"
-        )
     if isinstance(value, int) and value > 0:
         raise ConfigurationError(
             f"@retry({value!r}): say how often and how long, @retry(Backoff(attempts={value!r}))"

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.deadline import Deadline, begin, current_deadline, end, is_seconds, within
+from holdfast.call import Call, Stage
+from holdfast.clock import Deadline, begin, current_deadline, end, is_seconds, within
 from holdfast.errors import AttemptTimeout, ConfigurationError
-from holdfast.layer import Call, Layer, Stage
+from holdfast.layer import Layer
 
 if TYPE_CHECKING:
     from contextvars import Token

@@ -17,8 +17,9 @@ from holdfast.testing.effects import (
     refuse,
     reorder,
 )
-from holdfast.testing.faults import Call, Crash, Fault, Step, always, every, nth, on_key
-from holdfast.testing.history import Event, History
+from holdfast.testing.faults import Crash, Fault, FaultCall, FaultStep, always, every, nth, on_key
+from holdfast.testing.handlers import ConsumerTest, Sent, assert_idempotent
+from holdfast.testing.history import EventHistory, HistoryEvent
 from holdfast.testing.observed import (
     Violation,
     check_effects_once,
@@ -33,18 +34,21 @@ from holdfast.testing.scripted import ScriptedBroker
 from holdfast.testing.waiting import WaitTimeout, wait_until
 
 __all__ = [
-    "Call",
+    "ConsumerTest",
     "Crash",
-    "Event",
+    "EventHistory",
     "Fault",
+    "FaultCall",
     "FaultProxy",
-    "History",
+    "FaultStep",
+    "HistoryEvent",
     "ScriptedBroker",
-    "Step",
+    "Sent",
     "Violation",
     "VirtualClock",
     "WaitTimeout",
     "always",
+    "assert_idempotent",
     "check_effects_once",
     "check_nothing_invented",
     "check_nothing_left",

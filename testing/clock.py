@@ -134,7 +134,7 @@ class VirtualClock:
         with self._lock:
             return sum(not sleeper.gone.is_set() for sleeper in self._sleepers)
 
-    def wait_for_sleepers(self, count: int = 1, *, deadline: float = 30.0) -> None:
+    def wait_for_sleepers(self, count: int = 1, *, deadline: float = 60.0) -> None:
         """Wait, in real time, until at least *count* threads and tasks wait for this clock."""
         wait_until(
             lambda: self.sleepers >= count,

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.ports import Delivery, Published
-from holdfast.testing.faults import Fault, Point, Step, nth
+from holdfast.testing.faults import Fault, FaultStep, Point, nth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from holdfast.message import Message
 
 
-def crash_before(step: Step) -> NoReturn:
+def crash_before(step: FaultStep) -> NoReturn:
     """Die with the call unmade."""
     step.crash()
 
 
-def crash_after(step: Step) -> NoReturn:
+def crash_after(step: FaultStep) -> NoReturn:
     """Die with the call made and its result unseen."""
     step.go()
     step.crash()
 
 
-def crash_midway(step: Step) -> NoReturn:
+def crash_midway(step: FaultStep) -> NoReturn:
     """Die with the call made for the first half of its messages or deliveries."""
     messages, deliveries = step.call.messages, step.call.deliveries
     half = replace(
@@ -42,19 +42,21 @@ def crash_midway(step: Step) -> NoReturn:
     step.crash()
 
 
-def fail(error: HoldfastError | Callable[[str], HoldfastError]) -> Callable[[Step], NoReturn]:
+def fail(error: HoldfastError | Callable[[str], HoldfastError]) -> Callable[[FaultStep], NoReturn]:
     """Raise *error* (or make it, given its class) with the call unmade."""
 
-    def effect(step: Step) -> NoReturn:
+    def effect(step: FaultStep) -> NoReturn:
         raise _made(error, step)
 
     return effect
 
 
-def fail_after(error: HoldfastError | Callable[[str], HoldfastError]) -> Callable[[Step], NoReturn]:
+def fail_after(
+    error: HoldfastError | Callable[[str], HoldfastError],
+) -> Callable[[FaultStep], NoReturn]:
     """Raise *error* although the call was made, as a lost answer does."""
 
-    def effect(step: Step) -> NoReturn:
+    def effect(step: FaultStep) -> NoReturn:
         step.go()
         raise _made(error, step)
 
@@ -63,10 +65,10 @@ def fail_after(error: HoldfastError | Callable[[str], HoldfastError]) -> Callabl
 
 def refuse(
     error: HoldfastError, which: Callable[[Message], bool] = lambda _: True
-) -> Callable[[Step], list[Published]]:
+) -> Callable[[FaultStep], list[Published]]:
     """Refuse with *error* the messages of a batch that match *which*, and store the others."""
 
-    def effect(step: Step) -> list[Published]:
+    def effect(step: FaultStep) -> list[Published]:
         _only_at("publish", step)
         taken = [message for message in step.call.messages if not which(message)]
         results = iter(step.make(replace(step.call, messages=taken)) if taken else ())
@@ -78,7 +80,7 @@ def refuse(
     return effect
 
 
-def duplicate(step: Step) -> Any:
+def duplicate(step: FaultStep) -> Any:
     """Hand every delivery out twice; at any other point make the call twice."""
     result = step.go()
     if step.call.point != "poll":
@@ -87,11 +89,11 @@ def duplicate(step: Step) -> Any:
     return [*result, *(msgspec.structs.replace(delivery) for delivery in result)]
 
 
-def reorder(seed: int = 0, *, within_keys: bool = False) -> Callable[[Step], list[Delivery]]:
+def reorder(seed: int = 0, *, within_keys: bool = False) -> Callable[[FaultStep], list[Delivery]]:
     """Hand deliveries out in another order; each key keeps its own unless *within_keys*."""
     random = Random(seed)  # noqa: S311 - a repeatable run is the point
 
-    def effect(step: Step) -> list[Delivery]:
+    def effect(step: FaultStep) -> list[Delivery]:
         _only_at("poll", step)
         deliveries: list[Delivery] = step.go()
         mixed = random.sample(deliveries, len(deliveries))
@@ -105,7 +107,7 @@ def reorder(seed: int = 0, *, within_keys: bool = False) -> Callable[[Step], lis
     return effect
 
 
-def rebalance(step: Step) -> list[Delivery]:
+def rebalance(step: FaultStep) -> list[Delivery]:
     """Take the member's lanes away while it polls, and give them back."""
     _only_at("poll", step)
     return step.rebalance()
@@ -123,12 +125,12 @@ def every_crash(calls: Mapping[Point, int]) -> Iterator[Fault]:
             yield Fault(point=point, when=nth(number), effect=crash_after)
 
 
-def _made(error: HoldfastError | Callable[[str], HoldfastError], step: Step) -> HoldfastError:
+def _made(error: HoldfastError | Callable[[str], HoldfastError], step: FaultStep) -> HoldfastError:
     if isinstance(error, HoldfastError):
         return error
     return error(f"scripted failure of {step.call.point} {step.call.number}")
 
 
-def _only_at(point: Point, step: Step) -> None:
+def _only_at(point: Point, step: FaultStep) -> None:
     if step.call.point != point:
         raise ValueError(f"this effect is for {point!r}, not for {step.call.point!r}")

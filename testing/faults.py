@@ -20,7 +20,7 @@ class Crash(BaseException):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FaultCall:
     """One call about to reach the broker."""
 
     point: Point
@@ -31,11 +31,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class FaultStep:
     """A call in the hands of an effect, which makes it, alters it or never makes it."""
 
-    call: Call
-    make: Callable[[Call], Any]
+    call: FaultCall
+    make: Callable[[FaultCall], Any]
     crash: Callable[[], NoReturn]
     """Kill the process that makes the call."""
     rebalance: Callable[[], list[Delivery]]
@@ -46,26 +46,26 @@ class Step:
         return self.make(self.call)
 
 
-def always(call: Call) -> bool:
+def always(call: FaultCall) -> bool:
     """Match every call."""
     return True
 
 
-def nth(*numbers: int) -> Callable[[Call], bool]:
+def nth(*numbers: int) -> Callable[[FaultCall], bool]:
     """Match the calls of these *numbers*, from 1."""
     if not numbers or min(numbers) < 1:
         raise ValueError(f"nth{numbers}: calls are numbered from 1")
     return lambda call: call.number in numbers
 
 
-def every(n: int) -> Callable[[Call], bool]:
+def every(n: int) -> Callable[[FaultCall], bool]:
     """Match every *n*-th call."""
     if n < 1:
         raise ValueError(f"every({n}): use 1 or more")
     return lambda call: call.number % n == 0
 
 
-def on_key(key: bytes) -> Callable[[Call], bool]:
+def on_key(key: bytes) -> Callable[[FaultCall], bool]:
     """Match the calls that carry a message or a delivery of *key*."""
     return lambda call: (
         any(message.key == key for message in call.messages)
@@ -81,8 +81,8 @@ class Fault:
     """
 
     point: Point
-    effect: Callable[[Step], Any]
-    when: Callable[[Call], bool] = always
+    effect: Callable[[FaultStep], Any]
+    when: Callable[[FaultCall], bool] = always
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:

@@ -20,7 +20,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class HistoryEvent:
     """One thing that happened; what does not apply is None."""
 
     kind: Kind
@@ -33,26 +33,26 @@ class Event:
     lane: Lane | None = None
 
 
-class History:
+class EventHistory:
     """An append-only record, shared by all threads and all simulated processes of a test."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[HistoryEvent] = []
         self._lock = threading.Lock()
 
-    def add(self, event: Event) -> None:
+    def add(self, event: HistoryEvent) -> None:
         """Record *event* as the latest."""
         with self._lock:
             self._events.append(event)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[HistoryEvent]:
         with self._lock:
             return iter(tuple(self._events))
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def of(self, *kinds: Kind, group: str | None = None) -> list[Event]:
+    def of(self, *kinds: Kind, group: str | None = None) -> list[HistoryEvent]:
         """Return the events of *kinds*, in order; of one *group* where given."""
         return [e for e in self if e.kind in kinds and group in (None, e.group)]
 
@@ -75,5 +75,5 @@ class History:
         check_order_per_key(self.published(), self.settled(group))
 
 
-def _told(events: list[Event]) -> list[tuple[bytes | None, str]]:
+def _told(events: list[HistoryEvent]) -> list[tuple[bytes | None, str]]:
     return [(event.key, event.id) for event in events if event.id is not None]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast.testing.clock import VirtualClock
+    from holdfast.testing.handlers import ConsumerTest
     from holdfast.testing.scripted import ScriptedBroker
 
 pytest.register_assert_rewrite("holdfast.testing.conformance")
@@ -31,3 +33,15 @@ def scripted_broker(virtual_clock: VirtualClock) -> Iterator[ScriptedBroker]:
     broker = ScriptedBroker(clock=virtual_clock)
     yield broker
     broker.close()
+
+
+@pytest.fixture
+def for_test() -> Iterator[Callable[..., ConsumerTest]]:
+    """Yield `ConsumerTest`: `for_test(consumer, …)` does what `consumer.for_test(…)` does.
+
+    What it makes is closed after the test.
+    """
+    from holdfast.testing.handlers import ConsumerTest
+
+    with ExitStack() as closing:
+        yield lambda consumer, **options: closing.enter_context(ConsumerTest(consumer, **options))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError
-from holdfast.testing.faults import Call, Crash, Fault, Point, Step
-from holdfast.testing.history import Event, History
+from holdfast.testing.faults import Crash, Fault, FaultCall, FaultStep, Point
+from holdfast.testing.history import EventHistory, HistoryEvent
 from holdfast.testing.scripted_source import ScriptedSource
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class ScriptedBroker:
         *faults: Fault,
         broker: Broker | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        history: History | None = None,
+        history: EventHistory | None = None,
     ) -> None:
         self.wrapped = _memory(clock) if broker is None else broker
         self.name = f"scripted {self.wrapped.name}"
         self.caps = self.wrapped.caps
-        self.history = History() if history is None else history
+        self.history = EventHistory() if history is None else history
         self.calls: Counter[Point] = Counter()
         """How many calls there were at each point."""
         self._faults = list(faults)
@@ -111,12 +111,12 @@ class ScriptedBroker:
             sink.die()
         for source in sources:
             source.die()
-        self.history.add(Event(kind="crashed", member=self.name))
+        self.history.add(HistoryEvent(kind="crashed", member=self.name))
 
     def run(
         self,
         point: Point,
-        make: Callable[[Call], Any],
+        make: Callable[[FaultCall], Any],
         *,
         messages: Sequence[Message] = (),
         deliveries: Sequence[Delivery] = (),
@@ -126,12 +126,12 @@ class ScriptedBroker:
         with self._lock:
             self.calls[point] += 1
             number = self.calls[point]
-        call = Call(point=point, number=number, messages=messages, deliveries=deliveries)
+        call = FaultCall(point=point, number=number, messages=messages, deliveries=deliveries)
         matching = [f for f in self._faults if f.point == point and f.when(call)]
 
-        def around(inner: Callable[[Call], Any], fault: Fault) -> Callable[[Call], Any]:
+        def around(inner: Callable[[FaultCall], Any], fault: Fault) -> Callable[[FaultCall], Any]:
             return lambda call: fault.effect(
-                Step(
+                FaultStep(
                     call=call,
                     make=inner,
                     crash=lambda: self._crash(call),
@@ -141,7 +141,7 @@ class ScriptedBroker:
 
         return reduce(around, reversed(matching), make)(call)
 
-    def _crash(self, call: Call) -> NoReturn:
+    def _crash(self, call: FaultCall) -> NoReturn:
         self.crash()
         raise Crash(f"at {call.point} {call.number}")
 
@@ -175,11 +175,11 @@ class ScriptedSink:
         self._check_alive()
         self._process.run("close", lambda _: self._wrapped.close())
 
-    def _publish(self, call: Call) -> list[Published]:
+    def _publish(self, call: FaultCall) -> list[Published]:
         results = self._wrapped.publish(call.messages)
         for message, result in zip(call.messages, results, strict=True):
             self._process.history.add(
-                Event(
+                HistoryEvent(
                     kind="refused" if result.error else "published",
                     member=self.name,
                     id=message.id,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.testing.faults import Call, Crash, Point
-from holdfast.testing.history import Event, History, Kind
+from holdfast.ports import BrokerPowers
+from holdfast.testing.faults import Crash, FaultCall, Point
+from holdfast.testing.history import EventHistory, HistoryEvent, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,12 +21,12 @@ class Process(Protocol):
     """What a source needs of the scripted process that it belongs to."""
 
     wrapped: Broker
-    history: History
+    history: EventHistory
 
     def run(
         self,
         point: Point,
-        make: Callable[[Call], Any],
+        make: Callable[[FaultCall], Any],
         *,
         deliveries: Sequence[Delivery] = (),
         rebalance: Callable[[], list[Delivery]] | None = None,
@@ -59,8 +60,7 @@ class ScriptedSource:
         """Be dead from now on; the wrapped member vanishes as if its process had been killed."""
         self._is_dead = True
         self._wrapped.wake()
-        if (abandon := getattr(self._process.wrapped, "abandon", None)) is not None:
-            abandon(self._wrapped)
+        BrokerPowers.of(self._process.wrapped).abandon(self._wrapped)
 
     def poll(self, limit: int, timeout: float) -> list[Delivery]:
         """Poll through the faults, and record what is handed out."""
@@ -76,7 +76,7 @@ class ScriptedSource:
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Accept through the faults."""
 
-        def make(call: Call) -> None:
+        def make(call: FaultCall) -> None:
             self._wrapped.accept(call.deliveries)
             for delivery in call.deliveries:
                 self._note("accepted", delivery)
@@ -86,7 +86,7 @@ class ScriptedSource:
     def release(self, delivery: Delivery, *, blame: bool, delay: float | None = None) -> None:
         """Release through the faults."""
 
-        def make(call: Call) -> None:
+        def make(call: FaultCall) -> None:
             for delivery in call.deliveries:
                 self._wrapped.release(delivery, blame=blame, delay=delay)
                 self._note("released", delivery)
@@ -96,7 +96,7 @@ class ScriptedSource:
     def reject(self, delivery: Delivery) -> None:
         """Reject through the faults."""
 
-        def make(call: Call) -> None:
+        def make(call: FaultCall) -> None:
             for delivery in call.deliveries:
                 self._wrapped.reject(delivery)
                 self._note("rejected", delivery)
@@ -106,7 +106,7 @@ class ScriptedSource:
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Extend through the faults."""
 
-        def make(call: Call) -> None:
+        def make(call: FaultCall) -> None:
             for delivery in call.deliveries:
                 self._wrapped.extend(delivery, seconds)
                 self._note("extended", delivery)
@@ -116,7 +116,7 @@ class ScriptedSource:
     def flush(self) -> None:
         """Flush through the faults."""
 
-        def make(_: Call) -> None:
+        def make(_: FaultCall) -> None:
             self._wrapped.flush()
             self._record("flushed")
 
@@ -125,7 +125,7 @@ class ScriptedSource:
     def close(self) -> None:
         """Close through the faults."""
 
-        def make(_: Call) -> None:
+        def make(_: FaultCall) -> None:
             self._wrapped.close()
             self._record("closed")
 
@@ -204,7 +204,7 @@ class ScriptedSource:
         self._record(kind, id=message.id, key=message.key, lane=delivery.lane)
 
     def _record(self, kind: Kind, **facts: Any) -> None:
-        event = Event(kind=kind, member=self.name, group=self._group, **facts)
+        event = HistoryEvent(kind=kind, member=self.name, group=self._group, **facts)
         self._process.history.add(event)
 
 

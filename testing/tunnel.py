@@ -18,7 +18,7 @@ _RESET = struct.pack("ii", 1, 0)  # linger 0: closing sends RST, as a killed pee
 _UNFINISHED = {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY}
 
 
-class Stream:
+class TunnelStream:
     """One direction of a tunnel; what was read waits here until it is due and writable."""
 
     __slots__ = ("_queue", "_queued", "ended", "shut", "source", "target")
@@ -90,9 +90,9 @@ class Tunnel:
         self._address = address
         self.is_asked = False
         self.is_connected = False
-        self.streams: dict[Direction, Stream] = {
-            "to_server": Stream(self.client, self.server),
-            "to_client": Stream(self.server, self.client),
+        self.streams: dict[Direction, TunnelStream] = {
+            "to_server": TunnelStream(self.client, self.server),
+            "to_client": TunnelStream(self.server, self.client),
         }
 
     def connect(self) -> None:

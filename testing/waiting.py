@@ -25,7 +25,7 @@ class WaitTimeout(AssertionError):
 def wait_until(
     condition: Callable[[], T],
     *,
-    deadline: float = 30.0,
+    deadline: float = 60.0,
     what: str = "the condition",
     every: float = 0.01,
     clock: Clock = SYSTEM_CLOCK,

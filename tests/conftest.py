@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import re
+import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "tests.golden"]
 
 # A busy machine is no counterexample; in CI every run tries the same examples.
 settings.register_profile(
@@ -44,13 +43,92 @@ SLOWEST = (
 )
 
 
+# Parameters by which tests choose the server that they ask for.
+SERVERS = re.compile("postgres|maria|mysql|kafka|redis|valkey|nats|rabbit|\\bwal\\b", re.IGNORECASE)
+
+# Modules outside of `acceptance` whose tests run whole programs, and kill them. A single test
+# is marked: `pytest.mark.programs`.
+PROGRAMS = (
+    "test_checkers",
+    "test_effect_once",
+    "test_outbox_checker",
+    "test_saga_participant",
+    "test_servers",
+    "test_signals",
+    "test_sqlite_processes",
+    "test_testing_plugin",
+)
+
+# The kit's tests whose members are processes of their own, where a broker has a file for that.
+KILLED = re.compile("killed|death|its_member|just_the_member")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """See to it that `--quick` stays so: what starts a program there fails, and says why."""
+    is_controller = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
+    if config.getoption("quick") and not is_controller:
+        sys.addaudithook(_refuse_programs)
+
+
+def _refuse_programs(event: str, args: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and re.match("python|holdfast", Path(str(args[0])).name):
+        raise AssertionError("it starts a program: mark it with pytest.mark.programs")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the programs' tests where they are left out."""
+    left_out = config.getoption("quick") and _runs_programs(collection_path)
+    return True if left_out else None
+
+
+SPARK = "tests/spark/"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a parallel run, put the slowest modules first and the unit tests last."""
+    if config.getoption("quick"):
+        left_out = {item for item in items if not _is_quick(item)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _rank(item.path))
 
 
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether *item* needs no server and starts no programs."""
+    if _runs_programs(item.path):
+        return False
+    if item.get_closest_marker("programs") is not None:
+        return False
+    if {"servers", "spark"} & set(getattr(item, "fixturenames", ())):
+        return False
+    if item.path.stem == "test_sqlite_broker" and KILLED.search(item.name):
+        return False
+    return SERVERS.search(item.name.partition("[")[2]) is None
+
+
+def _runs_programs(path: Path) -> bool:
+    return path.parent.name == "acceptance" or path.stem in PROGRAMS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all Spark tests to one worker: they share a session, whose JVM is slow to start."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSession(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            scope = str(super()._split_scope(nodeid))
+            return SPARK if scope.startswith(SPARK) else scope
+
+    return OneSession(config, log)
+
+
 def _rank(path: Path) -> tuple[bool, int]:
+    if path.parent.name == "spark":
+        return False, -1
     known = SLOWEST.index(path.stem) if path.stem in SLOWEST else len(SLOWEST)
     return path.parent.name == "unit", known
 

@@ -13,11 +13,11 @@ from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.consumer import Consumer, create_tables
 from holdfast.consumer.schema import held, held_key
-from holdfast.database import open_database
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Policy, Selection, Terms, freeze
-from holdfast.dlq.replay.marks import Marks, replay_topic
-from holdfast.dlq.schema import message as letters
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq.replay import ReplayOptions, Selection, StopPolicy, freeze
+from holdfast.dlq.store.schema import message as letters
+from holdfast.headers import ReplayHeaders, replay_topic
 from holdfast.idempotency.schema import attempt, start
 from holdfast.testing import wait_until
 
@@ -77,10 +77,10 @@ class Bench:
 
     def replay(self, letter: Any, body: bytes) -> None:
         """Send *letter* again, by a plan of its own."""
-        terms = Terms(policy=Policy(canary=0, ramp=()))
+        terms = ReplayOptions(policy=StopPolicy(canary=0, ramp=()))
         chosen = Selection(consumer_group=self.group)
-        plan = freeze(self.engine, chosen, terms, Warrant(actor="ada", reason="fixed")).plan
-        marks = Marks(group=self.group, plan=plan.id, dlq_id=letter.dlq_id, topic="orders")
+        plan = freeze(self.engine, chosen, terms, Operator(actor="ada", reason="fixed")).plan
+        marks = ReplayHeaders(group=self.group, plan=plan.id, dlq_id=letter.dlq_id, topic="orders")
         copy = Message.new(
             replay_topic("orders", self.group), body, key="k", ids=lambda: letter.message_id
         )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.dlq import capture, create_tables
-from holdfast.dlq.schema import metadata
+from holdfast.dlq.store.schema import metadata
 from holdfast.headers import EMPTY
 from holdfast.message import Message
 

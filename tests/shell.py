@@ -21,15 +21,23 @@ if TYPE_CHECKING:
 
 
 def shell(
-    *args: str, cwd: Path | None = None, given: str = "", **environment: str
+    *args: str,
+    cwd: Path | None = None,
+    given: str = "",
+    terminal: int | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` with *args* in the folder *cwd*, with *given* on its standard input."""
+    """Run `holdfast` with *args* in the folder *cwd*, with *given* on its standard input.
+
+    Its output goes into a pipe, or to a *terminal* without colours that is so many columns wide.
+    """
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
     with ExitStack() as stack:
         stack.enter_context(chdir(os.curdir if cwd is None else cwd))
         stack.enter_context(patch.dict(os.environ, environment))
-        stack.enter_context(_wide(display.out))
+        for console in (display.out, display.err):
+            stack.enter_context(_shown(console, terminal))
         stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
         stack.enter_context(patch.object(sys, "stdin", stdin))
         stack.enter_context(_own_logging())
@@ -44,13 +52,14 @@ def shell(
 
 
 @contextmanager
-def _wide(console: Console) -> Iterator[None]:
-    """Let tables be as wide as they like, whatever terminal the tests run in."""
-    before, console.width = console.width, 200
-    try:
+def _shown(console: Console, terminal: int | None) -> Iterator[None]:
+    """Let tables be as wide as they like, or as the terminal is; the tests' own has no say."""
+    width = 200 if terminal is None else terminal
+    forced = {"_width": width, "_force_terminal": terminal is not None, "_color_system": None}
+    with ExitStack() as stack:
+        for name, value in forced.items():
+            stack.enter_context(patch.object(console, name, value))
         yield
-    finally:
-        console.width = before
 
 
 @contextmanager

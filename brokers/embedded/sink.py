@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.brokers.embedded.lane import SHIFT
-from holdfast.brokers.lanes import Spread
+from holdfast.brokers.groups.lane import Spread
 from holdfast.cloudevents import wire_list
 from holdfast.errors import HoldfastError, MessageTooLarge
 from holdfast.ports import Lane, Published
@@ -15,16 +15,15 @@ from holdfast.ports import Lane, Published
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.brokers.embedded.store import Session
-    from holdfast.brokers.embedded.topics import Topics
-    from holdfast.caps import Caps
+    from holdfast.brokers.embedded.store import EmbeddedTopics, StoreSession
     from holdfast.clock import Clock
     from holdfast.message import Message
+    from holdfast.ports import Caps
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class Slot:
+class PublishSlot:
     """One lane of a topic and the rows of the batch that go there."""
 
     __slots__ = ("id", "indexes", "lane", "rows")
@@ -41,8 +40,8 @@ class EmbeddedSink:
 
     def __init__(
         self,
-        session: Session,
-        topics: Topics,
+        session: StoreSession,
+        topics: EmbeddedTopics,
         caps: Caps,
         clock: Clock,
     ) -> None:
@@ -51,12 +50,12 @@ class EmbeddedSink:
         self._known = topics
         self._clock = clock
         self._spread = Spread().lane
-        self._topics: dict[str, list[Slot]] = {}
+        self._topics: dict[str, list[PublishSlot]] = {}
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Store *messages*; one that cannot be stored gets its error, the others are stored."""
         results: list[Published] = [_REFUSED] * len(messages)
-        used: dict[int, Slot] = {}
+        used: dict[int, PublishSlot] = {}
         try:
             self._place(messages, used, results)
             if used:
@@ -67,7 +66,7 @@ class EmbeddedSink:
         return results
 
     def _place(
-        self, messages: Sequence[Message], used: dict[int, Slot], results: list[Published]
+        self, messages: Sequence[Message], used: dict[int, PublishSlot], results: list[Published]
     ) -> None:
         """Sort *messages* to their lanes, in one frame: this is the hot path."""
         limit = float("inf") if self.caps.max_message is None else self.caps.max_message
@@ -88,12 +87,12 @@ class EmbeddedSink:
             slot.rows.append((key, headers, body))
             slot.indexes.append(index)
 
-    def _learn(self, topic: str) -> list[Slot]:
+    def _learn(self, topic: str) -> list[PublishSlot]:
         lanes = sorted(self._known.lanes(topic).items())
-        self._topics[topic] = slots = [Slot(Lane(topic, n), lane_id) for n, lane_id in lanes]
+        self._topics[topic] = slots = [PublishSlot(Lane(topic, n), lane_id) for n, lane_id in lanes]
         return slots
 
-    def _store(self, used: Iterable[Slot], results: list[Published]) -> None:
+    def _store(self, used: Iterable[PublishSlot], results: list[Published]) -> None:
         stored = self._clock.now().timestamp()
         with self._db.write() as db:
             for slot in used:

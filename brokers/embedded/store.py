@@ -1,4 +1,7 @@
-"""Where the embedded broker keeps its tables: a file shared by processes, or memory."""
+"""Where the embedded broker keeps its tables: a file shared by processes, or memory.
+
+Topics and their lanes in the embedded broker.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.errors import BrokerDown, ConfigurationError
+from holdfast.errors import BrokerDown, ConfigurationError, InvalidMessage, UnknownTopic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.brokers.embedded.broker import EmbeddedSettings
     from holdfast.clock import Clock
+
 
 APPLICATION = 0x486F6C64  # "Hold", in the file's application_id
 VERSION = 1
@@ -22,7 +27,7 @@ _BUSY_SECONDS = 60.0
 _POLL_FIRST, _POLL_LONGEST = 0.001, 0.02
 
 
-class Session(Protocol):
+class StoreSession(Protocol):
     """One user's access to the tables; one thread at a time."""
 
     def read(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
@@ -49,7 +54,7 @@ class Session(Protocol):
 class Store(Protocol):
     """Opens sessions on the same tables."""
 
-    def session(self) -> Session:
+    def session(self) -> StoreSession:
         """Return a new session."""
         ...
 
@@ -92,7 +97,7 @@ class FileStore:
             finally:
                 connection.close()
 
-    def session(self) -> Session:
+    def session(self) -> StoreSession:
         """Return a session with its own connection."""
         with translated():
             return FileSession(_open(str(self._path), self._clock), self._clock)
@@ -156,7 +161,7 @@ class MemoryStore:
         self._waiting: set[threading.Event] = set()
         self._commits = 0
 
-    def session(self) -> Session:
+    def session(self) -> StoreSession:
         """Return a session on the one connection."""
         return MemorySession(self)
 
@@ -275,3 +280,40 @@ def _use_wal(db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")  # waits its turn behind whoever holds the file
         db.execute("ROLLBACK")
     raise BrokerDown("the broker file stays locked by another process")
+
+
+class EmbeddedTopics:
+    """Finds topics, and makes them where that is allowed."""
+
+    def __init__(self, session: StoreSession, settings: EmbeddedSettings) -> None:
+        self._db = session
+        self._settings = settings
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make sure that *topic* exists; an existing one keeps its partitions."""
+        if not topic:
+            raise InvalidMessage("topic is empty: name the topic to create")
+        if partitions < 1:
+            raise ConfigurationError(f"partitions={partitions}: a topic needs at least 1")
+        with self._db.write() as db:
+            known = db.execute("SELECT 1 FROM hf_lane WHERE topic = ?", (topic,)).fetchone()
+            if known is None:
+                db.executemany(
+                    "INSERT INTO hf_lane (topic, partition) VALUES (?, ?)",
+                    [(topic, partition) for partition in range(partitions)],
+                )
+
+    def find(self, topic: str) -> dict[int, int]:
+        """Return the lane ids of *topic* by partition; empty if there is no such topic."""
+        rows = self._db.read("SELECT partition, id FROM hf_lane WHERE topic = ?", topic)
+        return dict(rows)
+
+    def lanes(self, topic: str) -> dict[int, int]:
+        """Return the lane ids of *topic* by partition, making the topic where allowed."""
+        found = self.find(topic)
+        if not found:
+            if not self._settings.auto_create:
+                raise UnknownTopic(topic, "create it with broker.create_topic(), or auto_create")
+            self.create(topic, self._settings.partitions)
+            found = self.find(topic)
+        return found

@@ -7,37 +7,142 @@ Records of others, without such headers, are taken, too.
 
 A key belongs to the partition that the Java client gives it (murmur2), whichever driver
 publishes. Keyless messages go where the client likes.
+
+Settings of the adapter, and the ones that go to the client library untouched.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named, no_prune
+from holdfast.brokers.groups.broker import LateGroups, NoPrune, subscribed
 from holdfast.brokers.kafka.cluster import Cluster
-from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.brokers.kafka.sink import KafkaSink
 from holdfast.brokers.kafka.source import KafkaSource
-from holdfast.caps import Caps, Ordering, Pause, Settle
+from holdfast.brokers.settings import converted
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError, UnknownTopic
+from holdfast.errors import ConfigurationError, InvalidUrl, UnknownTopic
 from holdfast.extras import driver as imported
+from holdfast.ports import BrokerPowers, Caps, Ordering, Pause, Settle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from holdfast.brokers.kafka.driver import Driver
-    from holdfast.ports import Lane, Listener, Sink, Source
+    from holdfast.ports import GroupProgress, Lane, Listener, Sink, Source, TopicSettings
     from holdfast.urls import BrokerUrl
 
 
-class KafkaBroker:
+DRIVERS = ("kafka-python", "confluent")
+_PORT = 9092
+_OWN = {
+    "driver": str,
+    "timeout": float,
+    "publish_within": float,
+    "commit_every": float,
+    "renew_after": float,
+    "auto_create": bool,
+    "partitions": int,
+    "replication_factor": int,
+}
+_OF_TOPICS = "topic."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """What the adapter itself can be told; the same names work as `?name=value` in the URL."""
+
+    driver: str = DRIVERS[0]
+    """Which client library: kafka-python or confluent (the scheme `kafka+confluent` too)."""
+    timeout: float = 10.0
+    """Seconds within which the broker must answer a question or a commit."""
+    publish_within: float = 30.0
+    """Seconds within which a batch must be acknowledged; then it counts as `BrokerDown`."""
+    commit_every: float = 1.0
+    """Seconds between commits while messages are settled; a crash repeats what came after."""
+    renew_after: float = 30.0
+    """Seconds without progress, though there is something to read, until a client is made anew."""
+    auto_create: bool = False
+    """Whether a topic that is missing is made when it is first used; else it is `UnknownTopic`."""
+    partitions: int = 1
+    """Of topics that are made so."""
+    replication_factor: int | None = None
+    """Of every topic that is made; the cluster's own unless set."""
+    topic: Mapping[str, str] = field(default_factory=dict)
+    """Settings of every topic that is made; in the URL each with `topic.` before its name."""
+    servers: tuple[str, ...]
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    native: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the client library, as given."""
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For the client library, from the URL: text, whatever the setting's type."""
+
+    def __post_init__(self) -> None:
+        if self.driver not in DRIVERS:
+            raise ConfigurationError(f"driver={self.driver!r}: use {' or '.join(DRIVERS)}")
+        for name in ("timeout", "publish_within", "renew_after"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0 seconds")
+        for name in ("partitions", "replication_factor"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigurationError(f"{name}={count!r}: use 1 or more")
+        if self.commit_every < 0:
+            raise ConfigurationError(f"commit_every={self.commit_every!r}: use 0 or more seconds")
+
+    @classmethod
+    def read(cls, url: BrokerUrl, native: Mapping[str, Any]) -> KafkaSettings:
+        """Return the settings in *url* and *native*; keywords win over the URL's query."""
+        if url.path.strip("/"):
+            raise InvalidUrl(f"{url} has a path: name topics where you publish and consume")
+        texts, keywords = dict(url.options), dict(native)
+        own: dict[str, Any] = {}
+        for name, kind in _OWN.items():
+            given = [source.pop(name) for source in (texts, keywords) if name in source]
+            if given:
+                own[name] = converted(name, given[-1], kind)
+        all_given = {**texts, **keywords}
+        of_topics = [name for name in all_given if name.startswith(_OF_TOPICS)]
+        own["topic"] = {name.removeprefix(_OF_TOPICS): str(all_given[name]) for name in of_topics}
+        for name in of_topics:
+            texts.pop(name, None)
+            keywords.pop(name, None)
+        if variant := url.scheme.partition("+")[2]:
+            own["driver"] = variant
+        return cls(
+            servers=tuple(_address(host, url) for host in url.hosts) or _none(url),
+            username=url.username,
+            password=url.password,
+            native=keywords,
+            texts=texts,
+            **own,
+        )
+
+
+def _none(url: BrokerUrl) -> tuple[str, ...]:
+    raise InvalidUrl(f"{url} names no server: write kafka://host:{_PORT}")
+
+
+def _address(host: str, url: BrokerUrl) -> str:
+    """Return *host* with a port, an IPv6 address in its brackets."""
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        return f"{host}:{_PORT}"
+    if not name or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidUrl(f"{url}: {host!r} is no server: write host:port, port from 1 to 65535")
+    return host
+
+
+class KafkaBroker(LateGroups, NoPrune, BrokerPowers):
     """One cluster through one of two client libraries, chosen by scheme or `driver=`.
 
     Settings other than the adapter's own go to the client under the client's own names,
     from here to all its parts, from `sink` and `source` to that one.
     """
+
+    tells_progress = True
+    prune_instead = ("Kafka", "it deletes by retention.ms and retention.bytes of the topic")
 
     def __init__(self, url: BrokerUrl, *, clock: Clock = SYSTEM_CLOCK, **native: Any) -> None:
         self.name = str(url)
@@ -83,10 +188,7 @@ class KafkaBroker:
         **native: Any,
     ) -> Source:
         """Return a new member of *group*, which starts at the beginning of *topics*."""
-        if isinstance(topics, str) or not topics or not group:
-            raise ConfigurationError(
-                f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
-            )
+        subscribed(topics, group)
         for topic in topics:
             self._cluster.lanes(topic, make=self._settings.auto_create)
         return KafkaSource(
@@ -110,6 +212,16 @@ class KafkaBroker:
         with self._cluster.admin() as admin:
             return admin.topics()
 
+    def servers(self) -> int:
+        """Return how many brokers the cluster has now."""
+        with self._cluster.admin() as admin:
+            return admin.servers()
+
+    def settings(self, topics: Collection[str]) -> Mapping[str, TopicSettings]:
+        """Return how many copies *topics* keep, and how many must be up to date."""
+        with self._cluster.admin() as admin:
+            return admin.settings(topics)
+
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Make sure that *topic* exists; an existing one keeps its partitions."""
         if partitions < 1:
@@ -132,27 +244,13 @@ class KafkaBroker:
         """Return a sink whose messages may have *more* bytes than those of the others."""
         return self.sink(**self._driver.larger(more))
 
-    def create_group(self, topic: str, group: str) -> None:
+    def _introduce(self, topic: str, group: str) -> None:
         """Make sure that *topic* exists: its log keeps messages for groups yet to come."""
-        named(topic, group)
+        del group
         self._cluster.lanes(topic)
 
-    def has_group(self, topic: str, group: str) -> bool:
-        """Return whether *topic* exists: a new group starts at its beginning."""
-        named(topic, group)
+    def _has_topic(self, topic: str) -> bool:
         return self._cluster.exists(topic)
-
-    def prune(
-        self,
-        topics: Sequence[str] | None = None,
-        *,
-        older_than: float,
-        most: int = 10_000,
-        dry_run: bool = False,
-    ) -> Mapping[str, int]:
-        """Refuse: messages end in another way here."""
-        del topics, older_than, most, dry_run
-        raise no_prune("Kafka", "it deletes by retention.ms and retention.bytes of the topic")
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the distance from what *group* committed to the end, of every lane.
@@ -161,6 +259,17 @@ class KafkaBroker:
         """
         lanes = [lane for topic in topics for lane in self._cluster.lanes(topic)]
         return {lane: extent.lag for lane, extent in self._cluster.extents(group, lanes).items()}
+
+    def progress(self, group: str, topics: Sequence[str] | None = None) -> GroupProgress:
+        """Return how far *group* is: its offsets, its members, and how long topics keep messages.
+
+        The age of a lag is read from the record at the committed offset.
+        """
+        return self._cluster.progress(group, topics, self.name)
+
+    def retention(self, topics: Collection[str]) -> Mapping[str, float]:
+        """Return `retention.ms` of those topics that delete by it."""
+        return self._cluster.retention(topics)
 
     def ends(self, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the offset that the next message of every lane gets."""
@@ -180,6 +289,6 @@ def _driver(settings: KafkaSettings, clock: Clock) -> Driver:
         from holdfast.brokers.kafka.confluent import ConfluentDriver
 
         return ConfluentDriver(settings, clock)
-    from holdfast.brokers.kafka.pure import PureDriver
+    from holdfast.brokers.kafka.kafka_python import KafkaPythonDriver
 
-    return PureDriver(settings, clock)
+    return KafkaPythonDriver(settings, clock)

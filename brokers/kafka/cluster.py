@@ -6,17 +6,19 @@ import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.errors import BrokerDown, InvalidMessage, UnknownTopic
-from holdfast.ports import Lane
+from holdfast.errors import BrokerDown, InvalidMessage, UnknownGroup, UnknownTopic
+from holdfast.ports import GroupProgress, Lane, LaneProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from holdfast.brokers.kafka.driver import Admin, Extent
-    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.brokers.kafka.broker import KafkaSettings
+    from holdfast.brokers.kafka.driver import Admin, OffsetRange
     from holdfast.clock import Clock
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CREATION_SECONDS = 2.0  # how long a broker may take to make a topic ready for use
@@ -123,18 +125,62 @@ class Cluster:
             self._clock.sleep(_LOOK_SECONDS)
         return found
 
-    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, OffsetRange]:
         """Return how far each of *lanes* reaches and how far *group*, if any, is.
 
         A new topic's leaders and a young cluster's coordinators are waited for a moment.
         """
-        if not lanes:
-            return {}
+        return self._patiently(lambda admin: admin.extents(group, lanes)) if lanes else {}
+
+    def progress(self, group: str, topics: Sequence[str] | None, broker: str) -> GroupProgress:
+        """Return how far *group* is in *topics*, or in all that it has read or reads."""
+        lanes = [lane for topic in topics or () for lane in self.lanes(topic, patient=False)]
+        committed = self._patiently(lambda admin: admin.committed_topics(group))
+        members = self._patiently(lambda admin: admin.members(group))
+        if not committed and not members.count:
+            raise UnknownGroup(group, broker)
+        wanted = sorted(committed | members.readers.keys()) if topics is None else topics
+        if topics is None:
+            lanes = [lane for topic in wanted for lane in self._left(topic)]
+        extents = self.extents(group, lanes)
+        behind = {lane: extent.next for lane, extent in extents.items() if extent.lag}
+        with self.admin() as admin:
+            stored = admin.stored_at(behind) if behind else {}
+        readers = {topic: members.of(topic) for topic in wanted}
+        return GroupProgress(
+            lanes={
+                lane: LaneProgress(
+                    unsettled=extent.lag,
+                    committed=extent.committed,
+                    end=extent.end,
+                    oldest=stored.get(lane),
+                    deleted=extent.deleted,
+                )
+                for lane, extent in extents.items()
+            },
+            members={topic: count for topic, count in readers.items() if count is not None},
+            retention=self.retention({lane.topic for lane in lanes}),
+        )
+
+    def retention(self, topics: Collection[str]) -> dict[str, float]:
+        """Return the seconds that topics keep messages; one that is missing is not told."""
+        with self.admin() as admin:
+            return admin.retention(topics) if topics else {}
+
+    def _left(self, topic: str) -> tuple[Lane, ...]:
+        """Return the lanes of *topic*; none of one that was deleted since the group read it."""
+        try:
+            return self.lanes(topic, patient=False)
+        except UnknownTopic:
+            return ()
+
+    def _patiently(self, ask: Callable[[Admin], T]) -> T:
+        """Ask again for a moment while a young cluster has no leader or coordinator yet."""
         until = self._clock.monotonic() + _CREATION_SECONDS
         while True:
             try:
                 with self.admin() as admin:
-                    return admin.extents(group, lanes)
+                    return ask(admin)
             except BrokerDown:
                 if self._clock.monotonic() >= until:
                     raise

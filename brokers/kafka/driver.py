@@ -2,6 +2,12 @@
 
 Everything here speaks Holdfast's types and raises Holdfast's errors. A driver decides
 nothing about settling, order or retries; it carries out.
+
+Null header values where the client refuses to write them.
+
+Kafka has null header values, and so does librdkafka. kafka-python reads them but writes
+none, so through it a null is written empty, and a last header `holdfast-nulls` lists the
+places of the nulls among all headers, from 0 and comma-separated: `7,9`.
 """
 
 from __future__ import annotations
@@ -9,21 +15,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.errors import BrokerDown
+from holdfast.errors import BrokerDown, ConfigurationError
+from holdfast.ports import TopicSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from holdfast.brokers.kafka.lane import LaneState
+    from holdfast.brokers.kafka.offsets import KafkaLane
     from holdfast.errors import HoldfastError
+    from holdfast.headers import Pair
     from holdfast.message import Message
     from holdfast.ports import Delivery, Lane, Published
+
 
 Offsets = dict["Lane", int]
 
 
+def refuse(native: Mapping[str, Any], name: str, allowed: object, why: str) -> None:
+    """Refuse a client setting that would break a promise."""
+    if name in native and str(native[name]).lower() != str(allowed).lower():
+        raise ConfigurationError(f"{name}={native[name]!r}: leave it at {allowed}, {why}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class OffsetRange:
     """How far one lane reaches, and how far a group is in it."""
 
     first: int
@@ -31,10 +46,42 @@ class Extent:
     committed: int | None
 
     @property
+    def next(self) -> int:
+        """Where the group goes on: behind what it settled and what the server deleted."""
+        return self.first if self.committed is None else max(self.committed, self.first)
+
+    @property
     def lag(self) -> int:
         """Messages (and gaps between them) that the group has not settled."""
-        done = self.first if self.committed is None else max(self.committed, self.first)
-        return max(self.end - done, 0)
+        return max(self.end - self.next, 0)
+
+    @property
+    def deleted(self) -> int:
+        """Messages (and gaps) that the server deleted before the group had settled them."""
+        return 0 if self.committed is None else max(self.first - self.committed, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembers:
+    """Who is in a group now."""
+
+    count: int | None
+    """None where the client cannot tell, of a group of the newer protocol say."""
+    readers: Mapping[str, int]
+    """How many members have partitions of each topic."""
+    is_settled: bool = True
+    """Whether partitions are dealt out; while they are not, readers are not to be told."""
+
+    def of(self, topic: str) -> int | None:
+        """Return how many members read *topic*."""
+        return self.readers.get(topic, 0) if self.count and self.is_settled else self.count
+
+
+def kept_seconds(retention: str | None, policy: str | None) -> float | None:
+    """Return how long a topic keeps messages by its settings; None: for ever, or not told."""
+    if retention is None or "delete" not in (policy or ""):
+        return None
+    return None if int(retention) < 0 else int(retention) / 1000
 
 
 class Rebalancing(BrokerDown):
@@ -74,6 +121,18 @@ TOPIC_LIMIT = 1_048_588
 """Bytes of the largest batch that a topic takes unless told otherwise."""
 
 
+LEAST_IN_SYNC = "min.insync.replicas"
+
+
+def topic_settings(copies: Collection[tuple[int, int]], least: str | None) -> TopicSettings:
+    """Return settings from replicas and in-sync replicas of each partition, and Kafka's least."""
+    return TopicSettings(
+        replicas=min((replicas for replicas, _ in copies), default=None),
+        in_sync=min((in_sync for _, in_sync in copies), default=None),
+        least_in_sync=None if least is None else int(least),
+    )
+
+
 class Admin(Protocol):
     """Questions about the cluster. Threads may share it."""
 
@@ -83,6 +142,14 @@ class Admin(Protocol):
 
     def topics(self) -> Mapping[str, int]:
         """Return the topics but Kafka's own, each with the number of its partitions."""
+        ...
+
+    def servers(self) -> int:
+        """Return how many brokers the cluster has now."""
+        ...
+
+    def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
+        """Return the replication of *topics*; what is not told is left out."""
         ...
 
     def create(
@@ -95,7 +162,7 @@ class Admin(Protocol):
         """Return the bytes of the largest batch that *topic* takes; None if that is not told."""
         ...
 
-    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, OffsetRange]:
         """Return how far each lane reaches and how far *group*, if any, is.
 
         For a group, a lane ends before transactions that are still open: it cannot read them.
@@ -108,6 +175,25 @@ class Admin(Protocol):
 
     def at_time(self, lane: Lane, milliseconds: int) -> int | None:
         """Return the first offset stored at or after a time; None when there is none."""
+        ...
+
+    def committed_topics(self, group: str) -> set[str]:
+        """Return the topics in which *group* has committed something."""
+        ...
+
+    def members(self, group: str) -> GroupMembers:
+        """Return who is in *group*; nobody is in one that does not exist."""
+        ...
+
+    def retention(self, topics: Collection[str]) -> dict[str, float]:
+        """Return the seconds that topics keep messages; one that is missing is not told."""
+        ...
+
+    def stored_at(self, offsets: Offsets) -> dict[Lane, float]:
+        """Return when the first message at or after each of *offsets* was stored, if any was.
+
+        In POSIX seconds. A lane without an answer within some seconds is left out.
+        """
         ...
 
     def close(self) -> None:
@@ -158,11 +244,11 @@ class Producer(Protocol):
         ...
 
 
-class Member(Protocol):
+class GroupClient(Protocol):
     """A member of a consumer group; one thread uses it."""
 
     def fetch(
-        self, limit: int, timeout: float, lanes: Mapping[Lane, LaneState]
+        self, limit: int, timeout: float, lanes: Mapping[Lane, KafkaLane]
     ) -> list[list[Delivery]]:
         """Return at most *limit* records of *lanes*, waiting up to *timeout* for the first.
 
@@ -246,6 +332,37 @@ class Driver(Protocol):
 
     def member(
         self, topics: Sequence[str], group: str, rebalance: Rebalance, native: Mapping[str, Any]
-    ) -> Member:
+    ) -> GroupClient:
         """Return a member of *group* that never commits by itself."""
         ...
+
+
+NULLS = "holdfast-nulls"
+
+
+def hidden(pairs: Iterable[Pair]) -> list[tuple[str, bytes]]:
+    """Return *pairs* without a null, and where the nulls were."""
+    written: list[tuple[str, bytes]] = []
+    places = []
+    for place, (name, value) in enumerate(pairs):
+        if value is None:
+            places.append(b"%d" % place)
+        written.append((name, b"" if value is None else value))
+    if places:
+        written.append((NULLS, b",".join(places)))
+    return written
+
+
+def restored(headers: Sequence[Pair]) -> Sequence[Pair]:
+    """Return *headers*, whose last one is `NULLS`, as they were; nonsense is left alone."""
+    *pairs, (_, places) = headers
+    try:
+        nulls = {int(place) for place in (places or b"").split(b",")}
+    except ValueError:
+        return headers
+    if any(place >= len(pairs) or pairs[place][1] for place in nulls):
+        return headers
+    return [
+        (name, None) if place in nulls else (name, value)
+        for place, (name, value) in enumerate(pairs)
+    ]

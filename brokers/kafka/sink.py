@@ -1,4 +1,4 @@
-"""Publishing to Kafka."""
+"""Publishing to Kafka, and how large a message is in a batch of Kafka's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.kafka.refusals import UNSENT, is_open, is_refused, try_alone
-from holdfast.brokers.kafka.sizes import batch_size, chunks, wire_size
+from holdfast.brokers.kafka.errors import UNSENT, is_open, is_refused, try_alone
+from holdfast.cloudevents import to_wire
 from holdfast.errors import (
     BrokerDown,
     HoldfastError,
@@ -17,21 +17,55 @@ from holdfast.errors import (
     UnknownTopic,
     Unsupported,
 )
-from holdfast.ports import Published
+from holdfast.ports import Published, SinkPowers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from holdfast.brokers.kafka.cluster import Cluster
     from holdfast.brokers.kafka.driver import Producer
-    from holdfast.caps import Caps
     from holdfast.clock import Clock
     from holdfast.message import Message
+    from holdfast.ports import Caps
+
+
+_RECORD, _HEADER, _BATCH = 24, 6, 64  # bytes of framing, rounded up
+
+
+def wire_size(message: Message) -> int:
+    """Return the bytes of payload, key and all headers."""
+    headers = sum(len(name) + len(value or b"") for name, value in to_wire(message))
+    return len(message.payload or b"") + len(message.key or b"") + headers
+
+
+def batch_size(message: Message) -> int:
+    """Return the bytes of a batch with *message* alone, at most."""
+    return _BATCH + _record_size(message)
+
+
+def _record_size(message: Message) -> int:
+    return wire_size(message) + _RECORD + _HEADER * len(to_wire(message))
+
+
+def chunks(messages: Sequence[Message], limit: int) -> Iterator[Sequence[Message]]:
+    """Yield *messages* in runs that fit into one batch of *limit* bytes, in order.
+
+    One that fits into none is a run of its own: the broker says so better.
+    """
+    start, size = 0, _BATCH
+    for place, message in enumerate(messages):
+        own = _record_size(message)
+        if place > start and size + own > limit:
+            yield messages[start:place]
+            start, size = place, _BATCH
+        size += own
+    yield messages[start:]
+
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 
 
-class KafkaSink:
+class KafkaSink(SinkPowers):
     """Publishes through one idempotent producer; a result means that all replicas have it.
 
     Kafka refuses a message together with others, which are sent again without it. Where that
@@ -42,6 +76,8 @@ class KafkaSink:
     the producer: no later message of a batch can be stored once an earlier one was given
     up, so publishing the batch again keeps the order of each key.
     """
+
+    keeps_deadlines = True
 
     def __init__(
         self,

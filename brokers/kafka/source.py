@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.kafka.books import Books
+from holdfast.brokers.groups.member import OwnedLanes
+from holdfast.brokers.groups.source import GroupSource
 from holdfast.brokers.kafka.driver import Rebalancing
-from holdfast.brokers.kafka.lane import DRAINED, FULL
-from holdfast.brokers.kafka.standstill import Standstill
+from holdfast.brokers.kafka.offsets import DRAINED, FULL, KafkaLane, OffsetTracker
+from holdfast.brokers.kafka.standstill import StandstillDetector
 from holdfast.clock import seconds_since_epoch
 from holdfast.errors import BrokerDown, ConfigurationError, Unsupported
 
@@ -16,19 +17,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from holdfast.brokers.kafka.broker import KafkaSettings
     from holdfast.brokers.kafka.cluster import Cluster
-    from holdfast.brokers.kafka.driver import Extent, Member, Rebalance
-    from holdfast.brokers.kafka.lane import LaneState
-    from holdfast.brokers.kafka.settings import KafkaSettings
-    from holdfast.caps import Caps
+    from holdfast.brokers.kafka.driver import GroupClient, OffsetRange, Rebalance
     from holdfast.clock import Clock
-    from holdfast.ports import Delivery, Lane, Listener, Position
+    from holdfast.ports import Caps, Delivery, Lane, Listener, Position
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 _SLICE = 0.1  # how long one wait in the client may last: neither client can be woken
 
 
-class KafkaSource:
+class ListenerGuard:
+    """Keeps what a listener raises, for `check`: client libraries log or wrap what callbacks raise.
+
+    The hand-over goes on meanwhile, for the client takes no refusal.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._failure: BaseException | None = None
+
+    def assigned(self, lanes: Iterable[Lane]) -> None:
+        """Pass on that *lanes* are ours."""
+        self._tell(self._listener.assigned, lanes)
+
+    def revoked(self, lanes: Iterable[Lane]) -> None:
+        """Pass on that *lanes* are about to leave."""
+        self._tell(self._listener.revoked, lanes)
+
+    def lost(self, lanes: Iterable[Lane]) -> None:
+        """Pass on that *lanes* have gone."""
+        self._tell(self._listener.lost, lanes)
+
+    def failure(self) -> BaseException | None:
+        """Return what the listener raised since the last call."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _tell(self, tell: Callable[[Iterable[Lane]], None], lanes: Iterable[Lane]) -> None:
+        try:
+            tell(lanes)
+        except BaseException as error:  # noqa: BLE001 - raised again outside the client
+            self._failure = error
+
+
+class KafkaSource(GroupSource[KafkaLane]):
     """Hands out the records of the partitions it owns.
 
     A released message goes into a local backlog, ahead of everything newer of its lane, so
@@ -38,7 +71,7 @@ class KafkaSource:
 
     def __init__(
         self,
-        join: Callable[[Rebalance], Member],
+        join: Callable[[Rebalance], GroupClient],
         cluster: Cluster,
         group: str,
         caps: Caps,
@@ -47,22 +80,19 @@ class KafkaSource:
         listener: Listener | None,
         topic: str = "",
     ) -> None:
+        self._listener = None if listener is None else ListenerGuard(listener)
+        super().__init__(OwnedLanes(self._listener))
         self.caps = caps
         self._cluster = cluster
         self._group = group
         self._clock = clock
-        self._listener = listener
-        self._books = Books(clock, settings)
-        self._lanes = self._books.lanes
-        self._paused: set[Lane] = set()
+        self._books = OffsetTracker(self._lanes, clock, settings)
         self._came = False  # whether lanes came that the client does not know to be paused
-        self._failure: BaseException | None = None
         self._wake_asked = False
-        self._closed = False
         self._timeout = settings.timeout
         self._topic = topic
         self._join = join
-        self._standstill = Standstill(cluster, clock, settings.renew_after)
+        self._standstill = StandstillDetector(cluster, clock, settings.renew_after)
         self._member = join(self)
 
     # -- handing out -----------------------------------------------------------------
@@ -152,10 +182,12 @@ class KafkaSource:
             self._member.resume(self._lanes.keys() - shut)
             self._member.pause(shut)
             self._came = False
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if (failure := self._raised()) is not None:
             self._admit(fetched, 0, [])  # kept for the next poll
             raise failure
+
+    def _raised(self) -> BaseException | None:
+        return None if self._listener is None else self._listener.failure()
 
     # -- settling --------------------------------------------------------------------
 
@@ -198,34 +230,22 @@ class KafkaSource:
         for lane in new:
             self._books.open(lane)
         self._came = True
-        if self._listener is not None and new:
-            self._guarded(self._listener.assigned, new)
+        self._owned.announce()
 
     def revoked(self, lanes: Collection[Lane]) -> None:
         """Let the listener settle, commit the watermarks, and forget *lanes*."""
         ours = sorted(lane for lane in lanes if lane in self._lanes)
-        if self._listener is not None and ours:
-            self._guarded(self._listener.revoked, ours)
+        self._owned.revoke(ours)
         try:
             self._books.commit(self._member, [self._lanes[lane] for lane in ours])
         except BrokerDown as error:
             # The lanes leave anyway: whoever gets them starts at the last commit.
             _log.warning("no commit before %s left, their messages come again: %s", ours, error)
-        for lane in ours:
-            self._lanes.pop(lane, None)
+        self._owned.remove(ours)
 
     def lost(self, lanes: Collection[Lane]) -> None:
         """Forget *lanes* without a commit: they belong to somebody else already."""
-        ours = sorted(lane for lane in lanes if self._lanes.pop(lane, None) is not None)
-        if self._listener is not None and ours:
-            self._guarded(self._listener.lost, ours)
-
-    def _guarded(self, tell: Callable[[list[Lane]], None], lanes: list[Lane]) -> None:
-        # Client libraries log or wrap what a callback raises, so it waits outside.
-        try:
-            tell(lanes)
-        except BaseException as error:  # noqa: BLE001 - raised again by `_after_rebalance`
-            self._failure = error
+        self._owned.lose(lanes)
 
     def pause(self, lanes: Iterable[Lane]) -> None:
         """Hand out nothing from *lanes*, whoever assigns them anew."""
@@ -240,10 +260,6 @@ class KafkaSource:
         owned = [self._lanes[lane] for lane in gone if lane in self._lanes]
         self._member.resume([state.lane for state in owned if not state.choked])
 
-    def assignment(self) -> frozenset[Lane]:
-        """Return the lanes owned now."""
-        return frozenset(self._lanes)
-
     def lag(self) -> Mapping[Lane, int]:
         """Return what each owned lane holds and this member has not settled.
 
@@ -256,7 +272,7 @@ class KafkaSource:
             raise
         return {lane: self._left(state, extents[lane]) for lane, state in self._lanes.items()}
 
-    def _left(self, state: LaneState, extent: Extent) -> int:
+    def _left(self, state: KafkaLane, extent: OffsetRange) -> int:
         """Return what is not settled of a lane that reaches as far as *extent*."""
         reached = None if state.backlog else self._member.reached(state.lane)
         if reached is None and state.next is None:
@@ -268,13 +284,7 @@ class KafkaSource:
     ) -> None:
         """Move the group in *lane*; what is handed out now becomes stale."""
         self._open()
-        if lane not in self._lanes:
-            raise ConfigurationError(
-                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
-                f"{sorted(self._lanes) or 'nothing, poll first'}"
-            )
-        if (offset is None) == (time is None):
-            raise ConfigurationError("seek takes either offset= or time=, one of them")
+        choked = self._sought(lane, offset, time).choked
         extent = self._cluster.extents(self._group, [lane])[lane]
         if time is not None:
             found = self._cluster.at_time(lane, int(seconds_since_epoch(time) * 1000))
@@ -286,22 +296,24 @@ class KafkaSource:
         offset = max(offset, extent.first)
         self._member.commit({lane: offset}, self._timeout)
         self._member.seek(lane, offset)
-        choked = self._lanes[lane].choked
         self._books.open(lane, at=offset)
         if choked and lane not in self._paused:
             self._member.resume([lane])
 
     def close(self) -> None:
         """Leave the group at once; what is settled is committed when this returns."""
-        if self._closed:
+        if self._is_closed:
             return
         try:
-            if self._listener is not None and self._lanes:
-                self._listener.revoked(sorted(self._lanes))
+            self._owned.revoke(self._lanes)
+            if (failure := self._raised()) is not None:
+                raise failure
             self._commit_at_last()
         finally:
-            self._closed = True
-            self._lanes.clear()  # so that the client's own farewell tells nobody again
+            self._is_closed = True
+            self._owned.remove(
+                list(self._lanes)
+            )  # so that the client's own farewell tells nobody again
             self._member.close()
 
     def _commit_at_last(self) -> None:
@@ -316,7 +328,3 @@ class KafkaSource:
                 self._member.fetch(1, _SLICE, self._lanes)
             else:
                 return
-
-    def _open(self) -> None:
-        if self._closed:
-            raise Unsupported("be used after close()", "this source", "make a new one")

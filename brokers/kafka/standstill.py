@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from holdfast.brokers.kafka.cluster import Cluster
-    from holdfast.brokers.kafka.driver import Member
-    from holdfast.brokers.kafka.lane import LaneState
+    from holdfast.brokers.kafka.driver import GroupClient
+    from holdfast.brokers.kafka.offsets import KafkaLane
     from holdfast.clock import Clock
     from holdfast.ports import Lane
 
@@ -21,7 +21,7 @@ _JOIN = 4
 """How many times that long a group may take to let a member in: it waits for slow ones."""
 
 
-class Standstill:
+class StandstillDetector:
     """Compares where a member stands with where its lanes end, asked over another connection.
 
     Clients come back by themselves from most that happens to their servers, and from the rest
@@ -43,7 +43,7 @@ class Standstill:
         self._behind: dict[Lane, tuple[int, float]] = {}
 
     def reason(
-        self, member: Member, lanes: Mapping[Lane, LaneState], paused: Collection[Lane]
+        self, member: GroupClient, lanes: Mapping[Lane, KafkaLane], paused: Collection[Lane]
     ) -> str | None:
         """Return why *member*, just polled, is to be made anew; None if it is not."""
         now = self._clock.monotonic()
@@ -65,7 +65,9 @@ class Standstill:
         }
         return self._stands(member, silent, now)
 
-    def _stands(self, member: Member, silent: Mapping[Lane, LaneState], now: float) -> str | None:
+    def _stands(
+        self, member: GroupClient, silent: Mapping[Lane, KafkaLane], now: float
+    ) -> str | None:
         before, self._behind = self._behind, {}
         if not silent:
             return None

@@ -1,43 +1,116 @@
-"""NATS JetStream: topics as streams, groups with one owner per lane."""
+"""NATS JetStream: topics as streams, groups with one owner per lane.
+
+Settings of the NATS adapter; everything else belongs to the client library.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named, no_prune
+from holdfast.brokers.groups.broker import LateGroups, NoPrune, subscribed
+from holdfast.brokers.groups.member import Subscription
+from holdfast.brokers.nats.acks import AckSender
 from holdfast.brokers.nats.connection import Address, Connection
-from holdfast.brokers.nats.courier import Courier
-from holdfast.brokers.nats.group import Me
-from holdfast.brokers.nats.holding import Holding, lag_of
-from holdfast.brokers.nats.intake import Intake
+from holdfast.brokers.nats.consumers import LaneConsumers
+from holdfast.brokers.nats.fetch import PullIntake
 from holdfast.brokers.nats.jetstream import JetStream
-from holdfast.brokers.nats.membership import GroupStore, Membership
-from holdfast.brokers.nats.names import consumer, subject, token
-from holdfast.brokers.nats.settings import NatsSettings, client_only
+from holdfast.brokers.nats.membership import GroupBucket, NatsGroup
+from holdfast.brokers.nats.progress import NatsProgress
 from holdfast.brokers.nats.sink import NatsSink
 from holdfast.brokers.nats.source import NatsSource
-from holdfast.brokers.nats.standing import Standing
-from holdfast.brokers.nats.topics import Topics
-from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
+from holdfast.brokers.nats.streams import NatsTopics
+from holdfast.brokers.settings import converted, kinds, positive
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ConfigurationError, InvalidMessage, InvalidUrl, UnknownTopic
+from holdfast.errors import ConfigurationError, InvalidMessage, InvalidUrl
 from holdfast.extras import driver
 from holdfast.ids import new_id
-from holdfast.ports import Lane
+from holdfast.ports import BrokerPowers, Caps, Counts, Ordering, Pause, Settle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from holdfast.ports import Listener, Sink, Source
+    from holdfast.ports import GroupProgress, Lane, Listener, Sink, Source
     from holdfast.urls import BrokerUrl
+
+
+_NUMBERS = ("partitions", "session", "lease", "dedup", "timeout", "max_message", "key_window")
+_OURS = (
+    "servers", "allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait",
+    "reconnect_to_server_handler",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsSettings:
+    """What can be set; the same names but `stream` work as `?name=value` in the URL."""
+
+    partitions: int = 4
+    """Lanes of a topic that is created on first use."""
+    session: float = 10.0
+    """Seconds without a poll after which a member is taken for dead."""
+    lease: float = 30.0
+    """Seconds that a delivery may stay unsettled before it is handed out again (ack_wait)."""
+    dedup: float = 120.0
+    """Seconds within which a message id is stored once (duplicate_window of new streams)."""
+    timeout: float = 5.0
+    """Seconds that the server may take to answer."""
+    max_message: int = 1_048_576
+    """Bytes of payload and headers; the server's own max_payload bounds it, too."""
+    key_window: int = 1
+    """Messages of one key that may be on their way to the server at once.
+
+    With more, few keys of many messages are published faster, and a key may lose its order
+    when the server refuses one of its messages and takes the next.
+    """
+    auto_create: bool = True
+    """Whether a topic may be created by its first use."""
+    domain: str = ""
+    """The JetStream domain, where there are several."""
+    stream: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration of new streams, as the server spells it, e.g. {"num_replicas": 3}."""
+
+    def __post_init__(self) -> None:
+        positive(self, *_NUMBERS)
+
+    @classmethod
+    def split(
+        cls, options: Mapping[str, str], native: Mapping[str, Any]
+    ) -> tuple[NatsSettings, dict[str, Any]]:
+        """Return our settings in *options* (the URL's) and *native*, and the client's own."""
+        known = kinds(cls, but="stream")
+        if unknown := sorted(options.keys() - known.keys()):
+            raise ConfigurationError(
+                f"NATS URLs have no setting {', '.join(unknown)}; they have "
+                f"{', '.join(known)}; pass settings of the client library as keywords"
+            )
+        given = {**options, **{name: native[name] for name in native if name in known}}
+        own = {name: converted(name, value, known[name]) for name, value in given.items()}
+        own["stream"] = native.get("stream", {})
+        theirs = {name: native[name] for name in native if name not in {*known, "stream"}}
+        return cls(**own), client_only(theirs)
+
+
+def client_only(native: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *native*, unless it takes over what the adapter itself must decide."""
+    if taken := [name for name in _OURS if name in native]:
+        raise ConfigurationError(
+            f"{', '.join(taken)}: the adapter connects and reconnects by itself, so that what a "
+            "lost connection had not yet sent is never sent late; leave the setting out"
+        )
+    return dict(native)
+
 
 _A_YEAR = 365 * 86_400.0
 _MOST_HEADERS = 65_535  # what JetStream stores
 _PORT = 4222
 
 
-class NatsBroker:
+class NatsBroker(LateGroups, NoPrune, BrokerPowers):
     """A NATS server, or several of one cluster, with JetStream."""
+
+    tells_progress = True
+    prune_instead = ("NATS", "its streams delete by max_age, max_msgs and max_bytes: stream={…}")
 
     def __init__(self, url: BrokerUrl, *, clock: Clock = SYSTEM_CLOCK, **native: Any) -> None:
         driver("nats", extra="nats")
@@ -69,7 +142,7 @@ class NatsBroker:
             connection.ensure()
             jetstream = self._jetstream(connection)
             jetstream.check()
-            topics = Topics(jetstream, self._settings)
+            topics = NatsTopics(jetstream, self._settings)
             return NatsSink(connection, topics, self.caps, self._settings)
         except BaseException:
             connection.close()
@@ -84,10 +157,7 @@ class NatsBroker:
         **native: Any,
     ) -> Source:
         """Return a new member of *group*, which starts at the beginning of *topics*."""
-        if isinstance(topics, str) or not topics or not group:
-            raise ConfigurationError(
-                f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
-            )
+        subscribed(topics, group)
         connection = self._connection(native)
         try:
             connection.ensure()
@@ -105,27 +175,26 @@ class NatsBroker:
     ) -> NatsSource:
         settings, clock = self._settings, self._clock
         jetstream = self._jetstream(connection)
-        streams = Topics(jetstream, settings)
-        me = Me(
-            name=new_id(),
-            topics={topic: streams.lanes(topic) for topic in topics},
-            session=settings.session,
+        streams = NatsTopics(jetstream, settings)
+        lanes = {topic: streams.lanes(topic) for topic in topics}
+        subscription = Subscription(
+            group=group, member=new_id(), topics=tuple(lanes), session=settings.session
         )
-        courier = Courier(connection, clock, settings.timeout)
-        intake = Intake(connection, courier, jetstream, clock)
-        membership = Membership(self._groups(jetstream), group, me, clock)
-        holding = Holding(
+        courier = AckSender(connection, clock, settings.timeout)
+        intake = PullIntake(connection, courier, jetstream, clock)
+        consumers = LaneConsumers(
             jetstream, intake, courier, group=group, lease=settings.lease, clock=clock
         )
         return NatsSource(
             connection,
-            Standing(connection, membership, holding, listener),
+            NatsGroup(self._groups(jetstream), consumers, subscription, lanes, clock),
+            consumers,
             intake,
             courier,
             caps=self.caps,
-            session=settings.session,
             timeout=settings.timeout,
             clock=clock,
+            listener=listener,
         )
 
     def create_topic(self, topic: str, *, partitions: int = 1) -> None:
@@ -134,7 +203,7 @@ class NatsBroker:
             raise InvalidMessage("topic is empty: name the topic to create")
         if partitions < 1:
             raise ConfigurationError(f"partitions={partitions}: a topic needs at least 1")
-        streams = Topics(self._jetstream(self._shared()), self._settings)
+        streams = NatsTopics(self._jetstream(self._shared()), self._settings)
         if streams.find(topic) is None:
             streams.create(topic, partitions)
 
@@ -145,50 +214,32 @@ class NatsBroker:
 
     def topics(self) -> Mapping[str, int]:
         """Return all topics with the number of their lanes; streams of others are left out."""
-        return Topics(self._jetstream(self._shared()), self._settings).all()
+        return NatsTopics(self._jetstream(self._shared()), self._settings).all()
 
-    def create_group(self, topic: str, group: str) -> None:
+    def _introduce(self, topic: str, group: str) -> None:
         """Make sure that *topic* exists: its stream keeps messages for groups yet to come."""
-        named(topic, group)
-        Topics(self._jetstream(self._shared()), self._settings).lanes(topic)
+        del group
+        NatsTopics(self._jetstream(self._shared()), self._settings).lanes(topic)
 
-    def has_group(self, topic: str, group: str) -> bool:
-        """Return whether *topic* exists: every group starts at its beginning."""
-        named(topic, group)
-        return Topics(self._jetstream(self._shared()), self._settings).find(topic) is not None
-
-    def prune(
-        self,
-        topics: Sequence[str] | None = None,
-        *,
-        older_than: float,
-        most: int = 10_000,
-        dry_run: bool = False,
-    ) -> Mapping[str, int]:
-        """Refuse: messages end in another way here."""
-        del topics, older_than, most, dry_run
-        raise no_prune("NATS", "its streams delete by max_age, max_msgs and max_bytes: stream={…}")
+    def _has_topic(self, topic: str) -> bool:
+        return NatsTopics(self._jetstream(self._shared()), self._settings).find(topic) is not None
 
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return the unsettled messages of *group* in every lane of *topics*."""
+        return self._progress(group).lag(topics)
+
+    def progress(self, group: str, topics: Sequence[str] | None = None) -> GroupProgress:
+        """Return how far *group* is; positions are sequences of the stream that holds the topic."""
+        return self._progress(group).of(topics, self.name)
+
+    def retention(self, topics: Collection[str]) -> Mapping[str, float]:
+        """Return `max_age` of the streams that have one."""
+        return NatsTopics(self._jetstream(self._shared()), self._settings).retention(topics)
+
+    def _progress(self, group: str) -> NatsProgress:
         jetstream = self._jetstream(self._shared())
-        streams = Topics(jetstream, self._settings)
-        state, _ = self._groups(jetstream).read(group)
-        lags: dict[Lane, int] = {}
-        for topic in topics:
-            lanes = streams.find(topic)
-            if lanes is None:
-                raise UnknownTopic(topic, "there is nothing to lag behind in it")
-            seeks = {n: entry.seeks for n, entry in enumerate(state.lanes.get(topic, []))}
-            stored: dict[str, int] = {}
-            for n in range(lanes):
-                info = jetstream.consumer(token(topic), consumer(group, n, seeks.get(n, 0)))
-                if info is None:  # the group has not come here yet
-                    stored = stored or streams.counts(topic)
-                    lags[Lane(topic, n)] = stored.get(subject(topic, n), 0)
-                else:
-                    lags[Lane(topic, n)] = lag_of(info)
-        return lags
+        streams = NatsTopics(jetstream, self._settings)
+        return NatsProgress(jetstream, streams, self._groups(jetstream), group)
 
     def close(self) -> None:
         """Close the broker's own connection."""
@@ -222,5 +273,5 @@ class NatsBroker:
     def _jetstream(self, connection: Connection) -> JetStream:
         return JetStream(connection, domain=self._settings.domain, timeout=self._settings.timeout)
 
-    def _groups(self, jetstream: JetStream) -> GroupStore:
-        return GroupStore(jetstream, int(self._settings.stream.get("num_replicas", 1)))
+    def _groups(self, jetstream: JetStream) -> GroupBucket:
+        return GroupBucket(jetstream, int(self._settings.stream.get("num_replicas", 1)))

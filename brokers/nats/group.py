@@ -6,19 +6,21 @@ change is a compare-and-set of the whole. Times are the server's, so clocks need
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.brokers.balance import balance
+from holdfast.brokers.groups.assignment import decide
+from holdfast.brokers.groups.member import GroupChange
 from holdfast.ports import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from holdfast.brokers.groups.member import Subscription
 
-class Seat(msgspec.Struct):
+
+class MemberEntry(msgspec.Struct):
     """A member of the group."""
 
     topics: list[str]
@@ -26,7 +28,7 @@ class Seat(msgspec.Struct):
     """When it is taken for dead, in POSIX seconds by the server's clock."""
 
 
-class Ownership(msgspec.Struct, omit_defaults=True):
+class LaneEntry(msgspec.Struct, omit_defaults=True):
     """A lane, as its group has it."""
 
     owner: str | None = None
@@ -43,19 +45,19 @@ class Ownership(msgspec.Struct, omit_defaults=True):
     """Where the last seek went: a sequence, or a time in RFC 3339."""
 
 
-class Group(msgspec.Struct):
+class GroupRecord(msgspec.Struct):
     """The whole group."""
 
     generation: int = 0
     """Grows whenever somebody may have to do something."""
-    members: dict[str, Seat] = {}
-    lanes: dict[str, list[Ownership]] = {}
+    members: dict[str, MemberEntry] = {}
+    lanes: dict[str, list[LaneEntry]] = {}
 
-    def owned(self, lane: Lane) -> Ownership:
+    def owned(self, lane: Lane) -> LaneEntry:
         """Return the entry of *lane*."""
         return self.lanes[lane.topic][lane.partition]
 
-    def entries(self) -> Iterator[tuple[Lane, Ownership]]:
+    def entries(self) -> Iterator[tuple[Lane, LaneEntry]]:
         """Yield every lane with its entry."""
         for topic, owners in self.lanes.items():
             for partition, entry in enumerate(owners):
@@ -66,57 +68,45 @@ class Group(msgspec.Struct):
         return frozenset(lane for lane, entry in self.entries() if entry.owner == member)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a member must do after it looked at its group."""
-
-    acquired: dict[Lane, Ownership]
-    """Lanes that are now ours; `left` says how their last owner did leave them."""
-    surrender: frozenset[Lane]
-    """Lanes of ours that somebody else should have: settle their work, then free them."""
-    lost: frozenset[Lane]
-    """Lanes that were ours and are not any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Me:
-    """What a member says of itself."""
-
-    name: str
-    topics: Mapping[str, int]
-    """Its topics, with their numbers of lanes."""
-    session: float
-
-
 def look(
-    group: Group, me: Me, now: float, mine: frozenset[Lane], *, spare: bool = False
-) -> Verdict:
-    """Stay alive, bury the dead unless told to *spare* them, and take what should be ours."""
+    group: GroupRecord,
+    me: Subscription,
+    topics: Mapping[str, int],
+    now: float,
+    mine: frozenset[Lane],
+    *,
+    spare: bool = False,
+) -> GroupChange[LaneEntry]:
+    """Stay alive, bury the dead unless told to *spare* them, and take what should be ours.
+
+    *topics* are ours, with their numbers of lanes. What is acquired says how its last owner
+    left it.
+    """
     stay(group, me, now)
     if not spare:
         _bury(group, now)
-    for topic, count in me.topics.items():
-        owners = group.lanes.setdefault(topic, [])
-        owners.extend(Ownership() for _ in range(count - len(owners)))
-    members = {name: frozenset(seat.topics) for name, seat in group.members.items()}
+    for topic, count in topics.items():
+        entries = group.lanes.setdefault(topic, [])
+        entries.extend(LaneEntry() for _ in range(count - len(entries)))
+    members = {name: frozenset(entry.topics) for name, entry in group.members.items()}
     wanted = frozenset().union(*members.values())
-    lanes = {lane: entry.owner for lane, entry in group.entries() if lane.topic in wanted}
-    target = balance(lanes, members)
-    ours = {lane for lane, owner in target.items() if owner == me.name}
-    held = group.held_by(me.name)
-    free = {lane for lane, owner in lanes.items() if owner is None}
-    acquired = {lane: _take(group.owned(lane), me.name) for lane in (ours & free) | (held - mine)}
-    return Verdict(acquired=acquired, surrender=frozenset((held & mine) - ours), lost=mine - held)
+    owners = {lane: entry.owner for lane, entry in group.entries() if lane.topic in wanted}
+    decision = decide(me.member, mine, owners, members)
+    return GroupChange(
+        acquired={lane: _take(group.owned(lane), me.member) for lane in sorted(decision.take)},
+        surplus=decision.surplus,
+        lost=decision.lost,
+    )
 
 
-def stay(group: Group, me: Me, now: float) -> None:
+def stay(group: GroupRecord, me: Subscription, now: float) -> None:
     """Be a member until a session from *now*."""
-    if me.name not in group.members:
+    if me.member not in group.members:
         group.generation += 1
-    group.members[me.name] = Seat(sorted(me.topics), now + me.session)
+    group.members[me.member] = MemberEntry(sorted(me.topics), now + me.session)
 
 
-def free(group: Group, member: str, lanes: Mapping[Lane, str]) -> None:
+def free(group: GroupRecord, member: str, lanes: Mapping[Lane, str]) -> None:
     """Let *member* give up *lanes*; the values name the server that was told all of it."""
     for lane, left in lanes.items():
         entry = group.owned(lane)
@@ -125,13 +115,13 @@ def free(group: Group, member: str, lanes: Mapping[Lane, str]) -> None:
             group.generation += 1
 
 
-def leave(group: Group, member: str) -> None:
+def leave(group: GroupRecord, member: str) -> None:
     """Let *member* go; what it has not freed counts as left behind in a crash."""
     if group.members.pop(member, None) is not None:
         _orphan(group, [member])
 
 
-def move(group: Group, member: str, lane: Lane, start: int | str) -> Ownership | None:
+def move(group: GroupRecord, member: str, lane: Lane, start: int | str) -> LaneEntry | None:
     """Put the group at *start* under a new epoch, if *lane* is *member*'s."""
     entry = group.owned(lane)
     if entry.owner != member:
@@ -142,15 +132,15 @@ def move(group: Group, member: str, lane: Lane, start: int | str) -> Ownership |
     return entry
 
 
-def _bury(group: Group, now: float) -> None:
-    dead = [name for name, seat in group.members.items() if seat.until < now]
+def _bury(group: GroupRecord, now: float) -> None:
+    dead = [name for name, entry in group.members.items() if entry.until < now]
     for name in dead:
         del group.members[name]
     if dead:
         _orphan(group, dead)
 
 
-def _orphan(group: Group, members: Iterable[str]) -> None:
+def _orphan(group: GroupRecord, members: Iterable[str]) -> None:
     group.generation += 1
     gone = set(members)
     for _, entry in group.entries():
@@ -158,7 +148,7 @@ def _orphan(group: Group, members: Iterable[str]) -> None:
             entry.owner, entry.left = None, ""
 
 
-def _take(entry: Ownership, member: str) -> Ownership:
+def _take(entry: LaneEntry, member: str) -> LaneEntry:
     """Give *entry* to *member* under a new epoch; return how it was left, with that epoch."""
     left = entry.left
     entry.owner, entry.left = member, ""

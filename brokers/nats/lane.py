@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.nats.flight import Flight
-from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, Answer, nak_after, tokens
+from holdfast.brokers.nats.ack_tokens import ACK, NAK, PROGRESS, Answer, nak_after, tokens
+from holdfast.brokers.nats.fetch import PullFlight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.brokers.nats.flight import Arrival, Pull
+    from holdfast.brokers.nats.fetch import Arrival, Pull
     from holdfast.ports import Lane
 
 GATHER = 256
@@ -38,7 +38,7 @@ _POSITION, _TIME = 1, 3  # among the tokens of a reply subject
 _REMEMBERED = 8192  # settled messages; a server that crashed hands out its last 100 ms again
 
 
-class Phase(Enum):
+class LanePhase(Enum):
     """Where the lane stands."""
 
     HOLDING = "holding"
@@ -49,7 +49,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class LaneState:
+class NatsLane:
     """The owner's view of a lane."""
 
     lane: Lane
@@ -59,7 +59,7 @@ class LaneState:
     lease: float
     last: int
     """The number of the last delivery that came."""
-    phase: Phase = Phase.OPEN
+    phase: LanePhase = LanePhase.OPEN
     wait_until: float = float("-inf")
     """Until when to hold, or to wait for what is owed."""
     look_at: float = float("-inf")
@@ -78,7 +78,7 @@ class LaneState:
     """Why the server hands out nothing here; the lane must be entered again."""
     ready: deque[Arrival] = field(default_factory=deque)
     gathered: list[Arrival] = field(default_factory=list)
-    flying: dict[int, Flight] = field(default_factory=dict)
+    flying: dict[int, PullFlight] = field(default_factory=dict)
     delayed: dict[int, float] = field(default_factory=dict)
     """When released messages fall due: a restarted server may forget up to a second."""
     settled: dict[int, str] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class LaneState:
     def hold(self, now: float) -> None:
         """Take nothing in for a lease; what was gathered comes again after it."""
         self.gathered.clear()
-        self.phase, self.wait_until = Phase.HOLDING, now + self.lease
+        self.phase, self.wait_until = LanePhase.HOLDING, now + self.lease
 
     def is_held_until(self, now: float) -> bool:
         """Whether the time to hold is over, and what is owed should be gathered."""
-        return self.phase is Phase.HOLDING and now >= self.wait_until and self.pull is None
+        return self.phase is LanePhase.HOLDING and now >= self.wait_until and self.pull is None
 
     def gather(self, out: int, position: int, now: float, *, patiently: bool) -> None:
         """Collect what comes again, of *out* messages that are out up to *position*.
@@ -106,7 +106,7 @@ class LaneState:
         here = {*self.flying, *(a.position for a in self.ready)}
         here |= {place for place, due in self.delayed.items() if due > now}
         self.owed = out - sum(place <= position for place in here)
-        self.phase = Phase.GATHERING
+        self.phase = LanePhase.GATHERING
         self.wait_until = now + self.lease / 2 + _LATE if patiently else now
         self.look_at = now
         if self.owed <= 0:
@@ -124,7 +124,7 @@ class LaneState:
         self.forgotten = {p for p in self.settled if p > position}
         self.adrift = {p for p in self.flying if p > position}
         # A server that restarted has forgotten what was given back to it, too.
-        if number > self.last or self.phase is Phase.GATHERING:
+        if number > self.last or self.phase is LanePhase.GATHERING:
             self.hold(now)
         self.last = number
 
@@ -139,7 +139,7 @@ class LaneState:
         self.adrift.discard(position)
         is_next = arrival.number == self.last + 1
         self.last = arrival.number
-        if not is_next or self.phase is Phase.HOLDING:
+        if not is_next or self.phase is LanePhase.HOLDING:
             self.hold(now)  # it comes again when its lease has run out, as the missing ones do
         elif position in self.settled and self._is_settled(arrival):
             self.forgotten.discard(position)
@@ -149,7 +149,7 @@ class LaneState:
             return arrival.reply, nak_after(early)
         elif position in self.flying and self._is_held(arrival, now):
             pass
-        elif self.phase is Phase.OPEN:
+        elif self.phase is LanePhase.OPEN:
             self._append(arrival)
         else:
             self._collect(arrival, now)
@@ -169,7 +169,7 @@ class LaneState:
 
     def all_came(self) -> None:
         """Note that the server has nothing more: what it forgot and has not sent is gone."""
-        if self.phase is Phase.OPEN:
+        if self.phase is LanePhase.OPEN:
             self.forgotten.clear()
 
     def is_of(self, subject: str, after: int = 0) -> bool:
@@ -194,7 +194,7 @@ class LaneState:
 
     def _pay(self) -> None:
         """Note that one message came that was owed."""
-        if self.phase is Phase.GATHERING:
+        if self.phase is LanePhase.GATHERING:
             self.owed -= 1
             if self.owed <= 0:
                 self.gathering_done()
@@ -207,10 +207,10 @@ class LaneState:
 
     def gathering_done(self) -> None:
         """Note that all has come; it is ready, in order."""
-        if self.phase is Phase.GATHERING:
+        if self.phase is LanePhase.GATHERING:
             self.ready.extend(sorted(self.gathered, key=_position))
             self.gathered.clear()
-            self.phase = Phase.OPEN
+            self.phase = LanePhase.OPEN
 
     def wants(self, credit: int, now: float) -> int:
         """Return how many messages to ask the server for, to have *credit* of them ready."""
@@ -219,23 +219,23 @@ class LaneState:
         if self.pull is not None or self.revoked or self.gone:
             return 0
         match self.phase:
-            case Phase.HOLDING:
+            case LanePhase.HOLDING:
                 return 0
-            case Phase.GATHERING:
+            case LanePhase.GATHERING:
                 return min(GATHER, self.owed) if now >= self.look_at else 0
         return max(0, credit - len(self.ready))
 
     @property
     def gathers(self) -> bool:
         """Whether it collects what comes again, and must know when that is all."""
-        return self.phase is Phase.GATHERING
+        return self.phase is LanePhase.GATHERING
 
     @property
     def is_filling(self) -> bool:
         """Whether messages that the server has are on their way here."""
-        return self.pull is not None and (self.more > 0 or self.phase is Phase.GATHERING)
+        return self.pull is not None and (self.more > 0 or self.phase is LanePhase.GATHERING)
 
-    def take(self, limit: int, now: float) -> Iterator[tuple[Arrival, Flight]]:
+    def take(self, limit: int, now: float) -> Iterator[tuple[Arrival, PullFlight]]:
         """Yield at most *limit* messages to hand out now, in order."""
         if self.revoked or self.gone:
             return
@@ -245,7 +245,7 @@ class LaneState:
                 continue  # it came twice
             if arrival.position in self.flying:
                 self._recall(arrival.position)
-            flight = Flight(arrival.reply, arrival.lease_until, arrival)
+            flight = PullFlight(arrival.reply, arrival.lease_until, arrival)
             self.flying[arrival.position] = flight
             self.delayed.pop(arrival.position, None)
             limit -= 1

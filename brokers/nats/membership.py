@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from holdfast.brokers.nats import group as groups
-from holdfast.brokers.nats.faults import (
+from holdfast.brokers.nats.errors import (
     MESSAGE_NOT_FOUND,
     STREAM_EXISTS,
     STREAM_NOT_FOUND,
     WRONG_LAST_SEQUENCE,
-    Refusal,
+    JetStreamRefusal,
 )
-from holdfast.brokers.nats.group import Group, Me, Ownership, Verdict
+from holdfast.brokers.nats.group import GroupRecord
 from holdfast.brokers.nats.jetstream import moment
-from holdfast.brokers.nats.names import token
+from holdfast.brokers.nats.streams import token
 from holdfast.errors import BrokerDown, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from holdfast.brokers.groups.member import GroupChange, Subscription
+    from holdfast.brokers.nats.connection import Connection
+    from holdfast.brokers.nats.consumers import LaneConsumers
+    from holdfast.brokers.nats.group import LaneEntry
     from holdfast.brokers.nats.jetstream import JetStream
+    from holdfast.brokers.nats.lane import NatsLane
     from holdfast.clock import Clock
     from holdfast.ports import Lane
 
@@ -34,11 +43,17 @@ STREAM = f"KV_{BUCKET}"
 _JUMP = 0.1  # a step of the clock by this part of a session counts as a jump
 _MOST_TRIES = 50  # against rivals; each failure means that one of them succeeded
 
+
+class _Announced(msgspec.Struct):
+    generation: int = -1
+
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Group).decode
+_decode = msgspec.json.Decoder(GroupRecord).decode
+_announced = msgspec.json.Decoder(_Announced).decode
 
 
-class GroupStore:
+class GroupBucket:
     """Where groups are kept."""
 
     def __init__(self, jetstream: JetStream, replicas: int) -> None:
@@ -49,7 +64,7 @@ class GroupStore:
         """Return the server's time; the bucket exists after this."""
         try:
             answer = self._js.ask(f"STREAM.INFO.{STREAM}")
-        except Refusal as refusal:
+        except JetStreamRefusal as refusal:
             if refusal.number != STREAM_NOT_FOUND:
                 raise refusal.translated() from refusal
             self._create()
@@ -58,23 +73,23 @@ class GroupStore:
             raise ConfigurationError("this NATS server is too old: use 2.10 or newer")
         return moment(answer["ts"])
 
-    def read(self, name: str) -> tuple[Group, int]:
+    def read(self, name: str) -> tuple[GroupRecord, int]:
         """Return the group and its revision; a group that nobody joined has revision 0."""
         body = {"last_by_subj": subject(name)}
         try:
             message = self._js.ask(f"STREAM.MSG.GET.{STREAM}", body)["message"]
-        except Refusal as refusal:
+        except JetStreamRefusal as refusal:
             if refusal.number in {MESSAGE_NOT_FOUND, STREAM_NOT_FOUND}:
-                return Group(), 0
+                return GroupRecord(), 0
             raise refusal.translated() from refusal
         return _decode(b64decode(message.get("data", "")) or b"{}"), int(message["seq"])
 
-    def write(self, name: str, group: Group, revision: int) -> bool:
+    def write(self, name: str, group: GroupRecord, revision: int) -> bool:
         """Store *group* unless somebody else did since *revision*; return whether it is stored."""
         expected = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         try:
             self._js.store(subject(name), _encode(group), expected)
-        except Refusal as refusal:
+        except JetStreamRefusal as refusal:
             if refusal.number in WRONG_LAST_SEQUENCE:
                 return False
             raise refusal.translated() from refusal
@@ -95,48 +110,135 @@ class GroupStore:
         }
         try:
             self._js.ask(f"STREAM.CREATE.{STREAM}", config)
-        except Refusal as refusal:
+        except JetStreamRefusal as refusal:
             if refusal.number != STREAM_EXISTS:
                 raise refusal.translated() from refusal
 
 
-class Membership:
+class NatsGroup:
     """A member that is alive until `alive_until` of the monotonic clock, and no longer.
 
-    Until then nobody else owns its lanes. After it, `renew` tells which ones are left.
+    Until then nobody else owns its lanes. After it, `fence` tells which ones are left.
     """
 
-    def __init__(self, store: GroupStore, group: str, me: Me, clock: Clock) -> None:
-        self.group = group
-        self.generation = -1
+    def __init__(
+        self,
+        bucket: GroupBucket,
+        consumers: LaneConsumers,
+        subscription: Subscription,
+        topics: Mapping[str, int],
+        clock: Clock,
+    ) -> None:
+        self.session = subscription.session
         self.alive_until = float("-inf")
-        self._store = store
-        self._me = me
+        self._me = subscription
+        self._topics = topics
+        self._bucket = bucket
+        self._consumers = consumers
         self._clock = clock
+        self._generation = self._heard = -1
         self._offset: float | None = None
         self._learned = self._spare_until = self._asked = float("-inf")
 
     @property
-    def name(self) -> str:
-        """This member's name in the group."""
-        return self._me.name
-
-    @property
     def has_joined(self) -> bool:
         """Whether the group knows us."""
-        return self.generation >= 0
+        return self._generation >= 0
 
-    @property
-    def beat_due(self) -> bool:
-        """Whether it is time to tell the others that we live."""
-        return self.alive_until - self._clock.monotonic() <= self._me.session * 2 / 3
+    # -- the store of a group ------------------------------------------------------------
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether our lanes are ours without asking."""
-        return self._clock.monotonic() < self.alive_until
+    def has_news(self) -> bool:
+        """Whether a change of the group was heard of that we have not seen."""
+        return self._heard > self._generation
 
-    def reconnected(self) -> None:
+    def look(self, mine: Mapping[Lane, NatsLane]) -> GroupChange[LaneEntry]:
+        """Stay alive, bury the dead, and take what is free and should be ours."""
+        heard = self._heard
+        kept = frozenset(lane for lane, state in mine.items() if not state.gone)
+
+        def look(group: GroupRecord, now: float) -> GroupChange[LaneEntry]:
+            spare = self._clock.monotonic() < self._spare_until
+            return groups.look(group, self._me, self._topics, now, kept, spare=spare)
+
+        change = self._change(look)
+        self.alive_until = self._asked + self.session
+        if self._heard == heard:  # else there is news since, worth another look
+            self._heard = self._generation
+        return replace(change, lost=change.lost | (mine.keys() - kept))
+
+    def enter(self, lane: Lane, claim: LaneEntry) -> NatsLane:
+        """Start with *lane* where the group is."""
+        return self._consumers.enter(lane, claim)
+
+    def forget(self, states: Collection[NatsLane]) -> None:
+        """Hear and say nothing more of lanes that are ours no more."""
+        self._consumers.forget(states)
+
+    def free(self, states: Collection[NatsLane]) -> None:
+        """Give back what is not settled, in order; the next owner can take the lanes."""
+        left = self._left(states)
+        self._change(lambda group, _: groups.free(group, self._me.member, left))
+        self._consumers.forget(states)
+
+    def leave(self, states: Collection[NatsLane]) -> None:
+        """Give back the lanes and the membership."""
+        left = self._left(states)
+
+        def go(group: GroupRecord, _: float) -> None:
+            groups.free(group, self._me.member, left)
+            groups.leave(group, self._me.member)
+
+        self._change(go)
+        self.alive_until = float("-inf")
+        self._consumers.forget(states)
+
+    def _left(self, states: Collection[NatsLane]) -> dict[Lane, str]:
+        for state in states:
+            state.revoked = True
+        return self._consumers.leave(states)
+
+    # -- what NATS needs beside ----------------------------------------------------------
+
+    def reconnected(self, connection: Connection, lanes: Collection[NatsLane]) -> None:
+        """Take *lanes* over to a new connection, and listen for news of the group there."""
+        self._consumers.resume(lanes)
+        self._learn_time()
+
+        async def hear(message: Msg) -> None:
+            """Note a change of the group: its value is published, too."""
+            generation = _announced(message.data or b"{}").generation
+            if generation > self._heard:
+                self._heard = generation
+                connection.bell.set()
+
+        async def listen(client: Client) -> None:
+            await client.subscribe(subject(self._me.group), cb=hear)
+
+        connection.run(listen)
+
+    def fence(self, lanes: Mapping[Lane, NatsLane]) -> None:
+        """Make sure that what is settled next is ours to settle; what is not is marked gone."""
+        if not self.has_joined or self._clock.monotonic() < self.alive_until:
+            return
+
+        def stay(group: GroupRecord, now: float) -> dict[Lane, int]:
+            groups.stay(group, self._me, now)
+            return {lane: group.owned(lane).epoch for lane in group.held_by(self._me.member)}
+
+        epochs = self._change(stay)
+        self.alive_until = self._asked + self.session
+        for lane, state in lanes.items():
+            state.gone = state.gone or epochs.get(lane) != state.epoch
+
+    def entry(self, lane: Lane) -> LaneEntry:
+        """Return what the group says of *lane* now."""
+        return self._bucket.read(self._me.group)[0].owned(lane)
+
+    def move(self, lane: Lane, start: int | str) -> LaneEntry | None:
+        """Put the group at *start* in *lane*, if it is still ours."""
+        return self._change(lambda group, _: groups.move(group, self._me.member, lane, start))
+
+    def _learn_time(self) -> None:
         """Learn the time of the server we are connected to now.
 
         Also while the connection lasts: a clock may be set, and this machine may have slept.
@@ -145,72 +247,30 @@ class Membership:
         session: a clock step is no crash.
         """
         before = self._clock.monotonic()
-        time = self._store.server_time()
+        time = self._bucket.server_time()
         self._learned = after = self._clock.monotonic()
         known = self._offset
         least, most = time - after, time - before
         self._offset = least if known is None else min(max(known, least), most)
-        if known is not None and abs(self._offset - known) > _JUMP * self._me.session:
-            self._spare_until = after + self._me.session
+        if known is not None and abs(self._offset - known) > _JUMP * self.session:
+            self._spare_until = after + self.session
 
-    def entry(self, lane: Lane) -> Ownership:
-        """Return what the group says of *lane* now."""
-        return self._store.read(self.group)[0].owned(lane)
-
-    def look(self, mine: frozenset[Lane]) -> Verdict:
-        """Stay alive, bury the dead, and take what is free and should be ours."""
-
-        def look(group: Group, now: float) -> Verdict:
-            spare = self._clock.monotonic() < self._spare_until
-            return groups.look(group, self._me, now, mine, spare=spare)
-
-        verdict = self._change(look)
-        self.alive_until = self._asked + self._me.session
-        return verdict
-
-    def renew(self) -> dict[Lane, int]:
-        """Stay alive; return the lanes that are still ours, with their epochs."""
-
-        def stay(group: Group, now: float) -> dict[Lane, int]:
-            groups.stay(group, self._me, now)
-            return {lane: group.owned(lane).epoch for lane in group.held_by(self.name)}
-
-        lanes = self._change(stay)
-        self.alive_until = self._asked + self._me.session
-        return lanes
-
-    def free(self, lanes: Mapping[Lane, str]) -> None:
-        """Give up *lanes*; the values name the server that was told all of it."""
-        self._change(lambda group, _: groups.free(group, self.name, lanes))
-
-    def leave(self, lanes: Mapping[Lane, str]) -> None:
-        """Give up *lanes* and the membership."""
-
-        def go(group: Group, _: float) -> None:
-            groups.free(group, self.name, lanes)
-            groups.leave(group, self.name)
-
-        self._change(go)
-        self.alive_until = float("-inf")
-
-    def move(self, lane: Lane, start: int | str) -> Ownership | None:
-        """Put the group at *start* in *lane*, if it is still ours."""
-        return self._change(lambda group, _: groups.move(group, self.name, lane, start))
-
-    def _change(self, change: Callable[[Group, float], T]) -> T:
+    def _change(self, change: Callable[[GroupRecord, float], T]) -> T:
         """Apply *change* to the group as it is; another member's change meanwhile is kept."""
         for _ in range(_MOST_TRIES):
             age = self._clock.monotonic() - self._learned
-            if self._offset is None or age >= self._me.session / 3:
-                self.reconnected()
+            if self._offset is None or age >= self.session / 3:
+                self._learn_time()
             # Taken before anything is sent: the others count from a later moment.
             self._asked = self._clock.monotonic()
-            group, revision = self._store.read(self.group)
+            group, revision = self._bucket.read(self._me.group)
             result = change(group, self._asked + (self._offset or 0.0))
-            if self._store.write(self.group, group, revision):
-                self.generation = group.generation
+            if self._bucket.write(self._me.group, group, revision):
+                self._generation = group.generation
                 return result
-        raise BrokerDown(f"group {self.group!r} changes too fast: {_MOST_TRIES} writes collided")
+        raise BrokerDown(
+            f"group {self._me.group!r} changes too fast: {_MOST_TRIES} writes collided"
+        )
 
 
 def subject(group: str) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.brokers.lanes import Spread
+from holdfast.brokers.groups.lane import Spread
 from holdfast.brokers.nats.connection import patiently
-from holdfast.brokers.nats.faults import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, Refusal
-from holdfast.brokers.nats.names import subject
-from holdfast.brokers.nats.wire import headers_of, size_of
-from holdfast.brokers.turns import Key, Turns, turn_of
+from holdfast.brokers.nats.errors import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE, JetStreamRefusal
+from holdfast.brokers.nats.jetstream import headers_of, size_of
+from holdfast.brokers.nats.streams import subject
+from holdfast.brokers.turns import Key, KeyTurns, turn_of
 from holdfast.errors import BrokerDown, HoldfastError, MessageTooLarge, Unsupported
 from holdfast.ports import Lane, Published
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from holdfast.brokers.nats.broker import NatsSettings
     from holdfast.brokers.nats.connection import Connection
-    from holdfast.brokers.nats.settings import NatsSettings
-    from holdfast.brokers.nats.topics import Topics
-    from holdfast.caps import Caps
+    from holdfast.brokers.nats.streams import NatsTopics
     from holdfast.message import Message
+    from holdfast.ports import Caps
 
 WINDOW = 512
 """Messages on their way that are not yet confirmed."""
@@ -65,7 +65,7 @@ class NatsSink:
     """
 
     def __init__(
-        self, connection: Connection, topics: Topics, caps: Caps, settings: NatsSettings
+        self, connection: Connection, topics: NatsTopics, caps: Caps, settings: NatsSettings
     ) -> None:
         limit = min(caps.max_message or 0, connection.max_payload)
         self.caps = replace(caps, max_message=limit)
@@ -175,7 +175,7 @@ class _Batch:
         self._first = first
         self._proven = proven
         self._open = 0
-        self._turns: Turns[int] = Turns(window)
+        self._turns: KeyTurns[int] = KeyTurns(window)
         self._next: deque[int] = deque()
         self._blocked: dict[Lane, HoldfastError] = {}
         self._moved = asyncio.Event()
@@ -250,7 +250,7 @@ class _Batch:
         error = _ack(message.data).error
         if error is None:
             return None
-        refusal = Refusal(f"publish to {parcel.lane}", error)
+        refusal = JetStreamRefusal(f"publish to {parcel.lane}", error)
         if refusal.number in {MESSAGE_TOO_LARGE, HEADERS_TOO_LARGE}:
             size = len(parcel.payload) + size_of(parcel.headers)
             return MessageTooLarge(size, 0, "message for this stream's max_msg_size,")

@@ -5,63 +5,62 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.nats.lane import AGAIN
-from holdfast.brokers.nats.wire import parts_of
-from holdfast.brokers.nats.words import ACK, NAK, PROGRESS, TERM, Answer, nak_after
+from holdfast.brokers.groups.member import GroupMember
+from holdfast.brokers.groups.source import GroupSource
+from holdfast.brokers.nats.ack_tokens import ACK, NAK, PROGRESS, TERM, Answer, nak_after
+from holdfast.brokers.nats.jetstream import parts_of
+from holdfast.brokers.nats.lane import AGAIN, NatsLane
 from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
 from holdfast.message import utc
 from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
+    from holdfast.brokers.nats.acks import AckSender
     from holdfast.brokers.nats.connection import Connection
-    from holdfast.brokers.nats.courier import Courier
-    from holdfast.brokers.nats.intake import Intake
-    from holdfast.brokers.nats.lane import LaneState
-    from holdfast.brokers.nats.standing import Standing
-    from holdfast.caps import Caps
+    from holdfast.brokers.nats.consumers import LaneConsumers
+    from holdfast.brokers.nats.fetch import PullIntake
+    from holdfast.brokers.nats.membership import NatsGroup
     from holdfast.clock import Clock
-    from holdfast.ports import Lane, Position
+    from holdfast.ports import Caps, Lane, Listener, Position
 
 _LOOK = 0.25  # seconds between looks at the connection and the clock while polling
 _GLANCE = 0.01  # seconds that a poll without timeout waits for what is on its way
 _LINGER = 0.02  # seconds that messages on their way may hold up those that came
 
 
-class NatsSource:
+class NatsSource(GroupSource[NatsLane]):
     """Hands out the messages of the lanes it owns, and settles them one by one."""
 
     def __init__(
         self,
         connection: Connection,
-        standing: Standing,
-        intake: Intake,
-        courier: Courier,
+        group: NatsGroup,
+        consumers: LaneConsumers,
+        intake: PullIntake,
+        courier: AckSender,
         *,
         caps: Caps,
-        session: float,
         timeout: float,
         clock: Clock,
+        listener: Listener | None,
     ) -> None:
+        self._membership = GroupMember(group, clock, listener)
+        super().__init__(self._membership)
         self.caps = caps
         self._connection = connection
-        self._standing = standing
-        self._membership = standing.membership
-        self._holding = standing.holding
-        self._lanes = standing.holding.lanes
+        self._group = group
+        self._consumers = consumers
         self._intake = intake
         self._courier = courier
-        self._session = session
         self._timeout = timeout
         self._clock = clock
-        self._paused: set[Lane] = set()
         self._set_up = 0
         self._turn = 0
         self._renewed = float("-inf")
         self._is_woken = False
-        self._is_closed = False
 
     # -- handing out -------------------------------------------------------------------
 
@@ -73,7 +72,8 @@ class NatsSource:
         while True:
             self._connection.bell.clear()
             self._up(max(until - self._clock.monotonic(), 0.0))
-            self._standing.keep()
+            self._membership.keep()
+            self._consumers.tend(self._lanes, self._group.entry)
             self._intake.absorb()
             self._renew()
             now = self._clock.monotonic()
@@ -97,7 +97,7 @@ class NatsSource:
         self._is_woken = True
         self._connection.bell.set()
 
-    def _is_open(self, state: LaneState) -> bool:
+    def _is_open(self, state: NatsLane) -> bool:
         return state.lane not in self._paused and not state.revoked and not state.gone
 
     def _count_ready(self) -> int:
@@ -111,7 +111,7 @@ class NatsSource:
         if lanes:
             # A request ends on the server before our membership does: no message goes to us
             # once the lane may be somebody else's.
-            seconds = min(self._session / 2, self._membership.alive_until - now)
+            seconds = min(self._group.session / 2, self._group.alive_until - now)
             self._intake.ask(-(-limit // lanes), seconds, self._paused)
 
     def _hand_out(self, limit: int, now: float) -> list[Delivery]:
@@ -188,9 +188,9 @@ class NatsSource:
 
     def flush(self) -> None:
         """Return once the server has confirmed everything settled so far."""
-        self._persist(self._holding.flush)
+        self._persist(lambda: self._consumers.flush(self._lanes))
 
-    def _ours(self, delivery: Delivery) -> LaneState | None:
+    def _ours(self, delivery: Delivery) -> NatsLane | None:
         state = self._lanes.get(delivery.lane)
         if state is None or state.gone or state.epoch != delivery.epoch:
             return None
@@ -199,22 +199,10 @@ class NatsSource:
 
     # -- the group ---------------------------------------------------------------------
 
-    def pause(self, lanes: Iterable[Lane]) -> None:
-        """Hand out nothing from *lanes*, whoever assigns them anew."""
-        self._paused.update(lanes)
-
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Hand out from *lanes* again."""
-        self._paused.difference_update(lanes)
-
-    def assignment(self) -> frozenset[Lane]:
-        """Return the lanes owned now."""
-        return frozenset(self._lanes)
-
     def lag(self) -> Mapping[Lane, int]:
         """Return the unsettled messages of each owned lane."""
         self._ready()
-        return self._holding.lag()
+        return self._consumers.lag(self._lanes.values())
 
     def seek(
         self, lane: Lane, *, offset: Position | None = None, time: datetime | None = None
@@ -224,35 +212,44 @@ class NatsSource:
         What is handed out now becomes stale.
         """
         self._ready()
-        if (offset is None) == (time is None):
-            raise ConfigurationError("seek takes either offset= or time=, one of them")
-        if isinstance(offset, str):
+        state = self._sought(lane, offset, time)
+        start: int | str
+        if time is not None:
+            start = utc(time).isoformat()
+        elif isinstance(offset, int):
+            start = offset
+            if not 0 <= start <= (end := self._consumers.end(lane)):
+                raise ConfigurationError(f"cannot seek to offset {start}: use 0 to {end}")
+        else:
             raise ConfigurationError(f"offset {offset!r}: positions on NATS are numbers")
-        self._standing.seek(lane, offset if time is None else utc(time).isoformat())
+        entry = None if state.gone else self._group.move(lane, start)
+        if entry is None:
+            raise StaleDelivery(f"{lane} belongs to another member by now")
+        self._lanes[lane] = self._consumers.move(state, entry)
 
     def close(self) -> None:
         """Leave the group; lanes and everything unsettled are free when this returns."""
         if self._is_closed:
             return
         try:
-            if self._membership.has_joined:
-                self._persist(self._standing.leave)
+            if self._group.has_joined:
+                self._persist(self._leave)
         except BrokerDown:
-            self._standing.lost(self._lanes)
+            self._membership.lose(self._lanes)
             raise
         finally:
             self._is_closed = True
             self._connection.close()
 
-    def _open(self) -> None:
-        if self._is_closed:
-            raise Unsupported("be used after close()", "this source", "make a new one")
+    def _leave(self) -> None:
+        self._membership.lose([lane for lane, state in self._lanes.items() if state.gone])
+        self._membership.leave()
 
     def _ready(self) -> None:
         """Make sure that the server hears us, and that we know which lanes are still ours."""
         self._open()
         self._up(2.0)
-        self._standing.fence()
+        self._group.fence(self._lanes)
 
     def _persist(self, work: Callable[[], None]) -> None:
         """Do *work*, if need be over a new connection, while the server may take to answer."""
@@ -270,7 +267,7 @@ class NatsSource:
     def _up(self, patience: float) -> None:
         self._connection.ensure(patience)
         if self._set_up != self._connection.generation:
-            self._standing.reconnected()
+            self._group.reconnected(self._connection, self._lanes.values())
             self._set_up = self._connection.generation
 
     def _renew(self) -> None:
@@ -278,4 +275,4 @@ class NatsSource:
         now = self._clock.monotonic()
         if now - self._renewed >= (self.caps.lease or 0.0) / 8:
             self._renewed = now
-            self._holding.keep_alive()
+            self._consumers.keep_alive(self._lanes.values())

@@ -6,16 +6,16 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from holdfast.brokers.groups import named, no_prune
+from holdfast.brokers.groups.broker import NoPrune, named, subscribed
 from holdfast.brokers.rabbitmq import names
-from holdfast.brokers.rabbitmq.line import Line
+from holdfast.brokers.rabbitmq.connection import Reconnector
 from holdfast.brokers.rabbitmq.settings import RabbitSettings
 from holdfast.brokers.rabbitmq.sink import RabbitSink
 from holdfast.brokers.rabbitmq.source import RabbitSource
 from holdfast.brokers.rabbitmq.topology import Topology
 from holdfast.clock import SYSTEM_CLOCK, Clock, Randomness, system_randomness
-from holdfast.errors import ConfigurationError, InvalidMessage
-from holdfast.ports import Lane
+from holdfast.errors import InvalidMessage, UnknownGroup, UnknownTopic, Unsupported
+from holdfast.ports import BrokerPowers, GroupProgress, Lane, LaneProgress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from holdfast.urls import BrokerUrl
 
 
-class RabbitBroker:
+class RabbitBroker(NoPrune, BrokerPowers):
     """RabbitMQ, or what speaks AMQP 0-9-1 as it does.
 
     Several hosts, separated by commas, are tried in turn. Sinks, sources and the broker
     itself have a connection each.
     """
+
+    tells_progress = True
+    prune_instead = ("RabbitMQ", "what a group settles leaves its queue at once")
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class RabbitBroker:
         self._clock = clock
         self._random = system_randomness() if randomness is None else randomness
         self._settings = RabbitSettings.read(url.options, native)
-        self._line = Line(self._settings.parameters(url), clock)
+        self._line = Reconnector(self._settings.parameters(url), clock)
         self._turn = threading.Lock()
         self._sources: weakref.WeakSet[RabbitSource] = weakref.WeakSet()
         self.caps = self._settings.caps()
@@ -52,7 +55,9 @@ class RabbitBroker:
     def sink(self, **native: Any) -> Sink:
         """Return a new sink with a connection of its own."""
         settings = self._settings.also(native)
-        return RabbitSink(Line(settings.parameters(self._url), self._clock), settings, self._clock)
+        return RabbitSink(
+            Reconnector(settings.parameters(self._url), self._clock), settings, self._clock
+        )
 
     def source(
         self,
@@ -63,12 +68,9 @@ class RabbitBroker:
         **native: Any,
     ) -> Source:
         """Return a new member of *group*, which gets what is published from now on."""
-        if isinstance(topics, str) or not topics or not group:
-            raise ConfigurationError(
-                f"source(topics={topics!r}, group={group!r}): name a list of topics and a group"
-            )
+        subscribed(topics, group)
         settings = self._settings.also(native)
-        line = Line(settings.parameters(self._url), self._clock)
+        line = Reconnector(settings.parameters(self._url), self._clock)
         source = RabbitSource(line, topics, group, settings, self._clock, self._random, listener)
         self._sources.add(source)
         return source
@@ -97,18 +99,6 @@ class RabbitBroker:
         with self._turn:
             return self._topology().has_group(topic, group)
 
-    def prune(
-        self,
-        topics: Sequence[str] | None = None,
-        *,
-        older_than: float,
-        most: int = 10_000,
-        dry_run: bool = False,
-    ) -> Mapping[str, int]:
-        """Refuse: messages end in another way here."""
-        del topics, older_than, most, dry_run
-        raise no_prune("RabbitMQ", "what a group settles leaves its queue at once")
-
     def lag(self, group: str, topics: Sequence[str]) -> Mapping[Lane, int]:
         """Return what waits in the queues of *group*, and what sources of this object hold.
 
@@ -124,6 +114,29 @@ class RabbitBroker:
             }
         here = [source for source in self._sources if source.group == group]
         return {lane: n + sum(s.held(lane) for s in here) for lane, n in waiting.items()}
+
+    def progress(self, group: str, topics: Sequence[str] | None = None) -> GroupProgress:
+        """Return how much waits for *group* in *topics*, and how many members it has.
+
+        Queues have no positions and tell no age, and AMQP lists no queues: topics are named.
+        """
+        if topics is None:
+            fix = "name them, with --topic on the command line"
+            raise Unsupported("tell the topics of a group", "RabbitMQ", fix)
+        members: dict[str, int] = {}
+        with self._turn:
+            topology = self._topology()
+            for topic in topics:
+                if topology.find(topic) is None:
+                    raise UnknownTopic(topic, "there is nothing to lag behind in it")
+                if topology.consumers(names.lane_queue(topic, group, 0)) is None:
+                    raise UnknownGroup(group, self.name)
+                members[topic] = topology.consumers(names.members(topic, group)) or 0
+        counts = self.lag(group, topics)
+        return GroupProgress(
+            lanes={lane: LaneProgress(unsettled=count) for lane, count in counts.items()},
+            members=members,
+        )
 
     def close(self) -> None:
         """Close the broker's own connection."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from holdfast.caps import Caps, Counts, Ordering, Pause, Settle
+from holdfast.brokers.settings import converted, kinds, positive
 from holdfast.errors import ConfigurationError, InvalidUrl
 from holdfast.extras import driver
+from holdfast.ports import Caps, Counts, Ordering, Pause, Settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,15 +55,17 @@ class RabbitSettings:
     `timestamp` included, are then taken for one. With `delivery` each delivery is another
     message: none is ever taken for another one, and one that comes again has its effect again.
     """
+    identity_key: str = field(default="", repr=False)
+    """A secret of the group, with which the content of such a message is digested.
+
+    Without one, whoever sees its id and the rest of its content can try out fields that dead
+    letters hide. All programs of the group need the same one; another one makes messages new.
+    """
     native: Mapping[str, Any] = field(default_factory=dict)
     """Settings of pika's connection parameters."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "partitions", "prefetch", "max_message", "patience", "session", "key_window",
-        ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}: use more than 0")
+        positive(self, "partitions", "prefetch", "max_message", "patience", "session", "key_window")
         if self.maturity < 0:
             raise ConfigurationError(f"maturity={self.maturity}: use 0 or more")
         if self.identity not in {CONTENT, DELIVERY}:
@@ -75,12 +78,12 @@ class RabbitSettings:
         """Return the settings among *options* (text, from the URL) and *native* (keywords)."""
         own: dict[str, Any] = {n: value for n, value in options.items() if n in _KINDS}
         if "frame_max" in options:  # needed here, too: it bounds the headers
-            own["frame_max"] = _converted("frame_max", options["frame_max"], int)
+            own["frame_max"] = converted("frame_max", options["frame_max"], int)
         return cls().also({**own, **native})
 
     def also(self, given: Mapping[str, Any]) -> RabbitSettings:
         """Return these settings with those of one sink or source on top."""
-        own = {n: _converted(n, v, _KINDS[n]) for n, v in given.items() if n in _KINDS}
+        own = {n: converted(n, v, _KINDS[n]) for n, v in given.items() if n in _KINDS}
         native = {n: v for n, v in given.items() if n not in _KINDS}
         return replace(self, **own, native={**self.native, **native})
 
@@ -128,19 +131,4 @@ class RabbitSettings:
         )
 
 
-_KINDS: dict[str, type] = {
-    f.name: type(f.default) for f in fields(RabbitSettings) if f.name != "native"
-}
-
-
-def _converted(name: str, value: Any, kind: type) -> Any:
-    if kind is bool:
-        if str(value).lower() in {"1", "true", "yes"}:
-            return True
-        if str(value).lower() in {"0", "false", "no"}:
-            return False
-        raise ConfigurationError(f"{name}={value!r}: write true or false")
-    try:
-        return cast("Any", kind)(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name}={value!r}: write a number") from error
+_KINDS = kinds(RabbitSettings, but="native")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.lanes import Spread
-from holdfast.brokers.rabbitmq.failures import NotFound, Refused
-from holdfast.brokers.rabbitmq.outlet import (
+from holdfast.brokers.groups.lane import Spread
+from holdfast.brokers.rabbitmq.confirms import (
     BEHIND,
     RETURNED,
-    Batch,
-    Outlet,
-    Parcel,
+    ConfirmBatch,
+    ConfirmChannel,
+    Outgoing,
     await_batch,
     stalled,
 )
+from holdfast.brokers.rabbitmq.errors import ChannelRefused, QueueNotFound
 from holdfast.brokers.rabbitmq.topology import Topology
 from holdfast.brokers.rabbitmq.wire import sealed
 from holdfast.brokers.turns import Key, turn_of
@@ -31,8 +31,7 @@ from holdfast.ports import Lane, Published
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.brokers.rabbitmq.line import Line
-    from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.brokers.rabbitmq.connection import ConnectionThread, Reconnector
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock
     from holdfast.message import Message
@@ -49,15 +48,15 @@ class RabbitSink:
     lost, so a batch that is published again never overtakes its first attempt.
     """
 
-    def __init__(self, line: Line, settings: RabbitSettings, clock: Clock) -> None:
+    def __init__(self, line: Reconnector, settings: RabbitSettings, clock: Clock) -> None:
         self.caps = settings.caps()
         self._line = line
         self._settings = settings
         self._clock = clock
         self._spread = Spread()
         self._routes: dict[str, tuple[_Route, ...]] = {}
-        self._outlet: Outlet | None = None
-        self._last: Batch | None = None
+        self._outlet: ConfirmChannel | None = None
+        self._last: ConfirmBatch | None = None
         self._topology: Topology | None = None
         self._is_closed = False
         self._connect()
@@ -75,7 +74,7 @@ class RabbitSink:
         self._last = batch = outlet.send(parcels, keys, self._settings.key_window)
         try:
             await_batch(batch, outlet.link, self._clock, self._settings.patience)
-        except (NotFound, Refused) as error:
+        except (QueueNotFound, ChannelRefused) as error:
             return self._one_by_one(messages, error)
         except BrokerDown:
             outlet.cancel(batch)
@@ -85,12 +84,12 @@ class RabbitSink:
 
     def _packed(
         self, messages: Sequence[Message]
-    ) -> tuple[list[Published], list[Parcel], list[int]]:
+    ) -> tuple[list[Published], list[Outgoing], list[int]]:
         """Return a result for each message, and the parcels of those that can be sent."""
         stamp = int(self._clock.now().timestamp())
         most, headers = self._settings.max_message, self._max_headers
         results: list[Published] = []
-        parcels: list[Parcel] = []
+        parcels: list[Outgoing] = []
         indexes: list[int] = []
         for index, message in enumerate(messages):
             try:
@@ -105,14 +104,14 @@ class RabbitSink:
                 results.append(Published(None, lane, message.id))
                 body = message.payload
                 parcels.append(
-                    Parcel(lane.topic, key, properties, b"" if body is None else body, message.id)
+                    Outgoing(lane.topic, key, properties, b"" if body is None else body, message.id)
                 )
                 indexes.append(index)
         return results, parcels, indexes
 
     def _note_refusals(
         self,
-        batch: Batch,
+        batch: ConfirmBatch,
         indexes: Sequence[int],
         messages: Sequence[Message],
         results: list[Published],
@@ -132,7 +131,7 @@ class RabbitSink:
                 results[index] = Published(Transient(f"RabbitMQ could not store it in {topic!r}"))
 
     def _one_by_one(
-        self, messages: Sequence[Message], error: NotFound | Refused
+        self, messages: Sequence[Message], error: QueueNotFound | ChannelRefused
     ) -> list[Published]:
         """Find out which message the broker closed the channel over.
 
@@ -142,7 +141,7 @@ class RabbitSink:
         self._topology = None
         if len(messages) > 1:
             return self._in_turn(messages)
-        if isinstance(error, NotFound):
+        if isinstance(error, QueueNotFound):
             return [Published(UnknownTopic(messages[0].topic, f"it was deleted ({error})"))]
         return [Published(InvalidMessage(f"RabbitMQ refuses the message: {error}"))]
 
@@ -161,7 +160,7 @@ class RabbitSink:
             results.append(result)
         return results
 
-    def _connect(self) -> Outlet:
+    def _connect(self) -> ConfirmChannel:
         link = self._line.link(self._settings.patience)
         if self._outlet is None or self._outlet.link is not link:
             self._topology = None
@@ -169,10 +168,10 @@ class RabbitSink:
             agreed = link.connection.params.frame_max // 2
             self._max_headers = min(agreed, self.caps.max_headers or agreed)
         if self._outlet is None or not self._outlet.is_usable:
-            self._outlet = Outlet(link)
+            self._outlet = ConfirmChannel(link)
         return self._outlet
 
-    def _await_room(self, outlet: Outlet) -> None:
+    def _await_room(self, outlet: ConfirmChannel) -> None:
         """Wait while an earlier batch hangs, or the server is blocked: nothing piles up here."""
         patience = self._settings.patience
         if self._last is not None and not self._clock.wait(self._last.done, patience):
@@ -191,7 +190,7 @@ class RabbitSink:
         self._routes[topic] = routes
         return routes
 
-    def _link(self) -> Link:
+    def _link(self) -> ConnectionThread:
         return self._line.link(self._settings.patience)
 
     def close(self) -> None:

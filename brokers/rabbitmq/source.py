@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.rabbitmq.assignment import Assignment
-from holdfast.brokers.rabbitmq.delays import Delays
-from holdfast.brokers.rabbitmq.watch import Watch
+from holdfast.brokers.groups.member import OwnedLanes
+from holdfast.brokers.groups.source import GroupSource
+from holdfast.brokers.rabbitmq.connection import PollWatchdog
+from holdfast.brokers.rabbitmq.group import Assignment
+from holdfast.brokers.rabbitmq.lane import DelayQueues, LaneConsumer
 from holdfast.errors import BrokerDown, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from holdfast.brokers.rabbitmq.inlet import Inlet
-    from holdfast.brokers.rabbitmq.line import Line
+    from holdfast.brokers.rabbitmq.connection import Reconnector
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock, Randomness
     from holdfast.ports import Delivery, Lane, Listener
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _NOT_READY = 0.2
 
 
-class RabbitSource:
+class RabbitSource(GroupSource[LaneConsumer]):
     """Hands out the messages of the lanes it owns, and settles them one by one.
 
     The connection has a thread of its own, so a slow caller does not lose it; lanes change
@@ -33,7 +34,7 @@ class RabbitSource:
 
     def __init__(
         self,
-        line: Line,
+        line: Reconnector,
         topics: Sequence[str],
         group: str,
         settings: RabbitSettings,
@@ -41,6 +42,7 @@ class RabbitSource:
         randomness: Randomness,
         listener: Listener | None,
     ) -> None:
+        super().__init__(OwnedLanes(listener))
         self.caps = settings.caps()
         self.group = group
         self._line = line
@@ -48,12 +50,9 @@ class RabbitSource:
         self._settings = settings
         self._clock = clock
         self._random = randomness
-        self._listener = listener
-        self._paused: set[Lane] = set()
         self._ready = threading.Event()
         self._woken = threading.Event()
         self._has_lost_settles = False
-        self._is_closed = False
         self._turn = 0
         self._polled = clock.monotonic()
         try:
@@ -93,7 +92,7 @@ class RabbitSource:
             self._ready.set()
 
     def _hand_out(self, limit: int) -> list[Delivery]:
-        inlets = [i for lane, i in self._assignment.owned.items() if lane not in self._paused]
+        inlets = [i for lane, i in self._lanes.items() if lane not in self._paused]
         if not inlets:
             return []
         self._turn = (self._turn + 1) % len(inlets)
@@ -106,11 +105,11 @@ class RabbitSource:
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle *deliveries* as done; those that are ours no more are passed over."""
-        tags: dict[int, list[int]] = {inlet.epoch: [] for inlet in self._assignment.owned.values()}
+        tags: dict[int, list[int]] = {inlet.epoch: [] for inlet in self._lanes.values()}
         for delivery in deliveries:
             if (some := tags.get(delivery.epoch)) is not None:
                 some.append(delivery.receipt[0])
-        for inlet in self._assignment.owned.values():
+        for inlet in self._lanes.values():
             if some := tags[inlet.epoch]:
                 inlet.accept(some)
 
@@ -137,9 +136,9 @@ class RabbitSource:
         else:  # until then the original is the only copy that is certain to survive
             inlet.deferred[tag] = safe_from
 
-    def _inlet(self, delivery: Delivery) -> Inlet | None:
+    def _inlet(self, delivery: Delivery) -> LaneConsumer | None:
         """Return where *delivery* can be settled; None if it is ours no more."""
-        inlet = self._assignment.owned.get(delivery.lane)
+        inlet = self._lanes.get(delivery.lane)
         if inlet is None or inlet.epoch != delivery.epoch:
             return None
         return inlet if inlet.is_ours(delivery.receipt[0]) else None
@@ -150,7 +149,7 @@ class RabbitSource:
             self._has_lost_settles = self._assignment.has_lost_settles = False
             raise BrokerDown("the connection was lost before the last accepts were safe")
         if not self._is_closed:
-            self._assignment.flush(list(self._assignment.owned))
+            self._assignment.flush(list(self._lanes))
 
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Refuse: a delivery stays with its owner."""
@@ -164,27 +163,15 @@ class RabbitSource:
 
     # -- the group -------------------------------------------------------------------
 
-    def pause(self, lanes: Iterable[Lane]) -> None:
-        """Hand out nothing from *lanes*, whoever assigns them anew."""
-        self._paused.update(lanes)
-
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Hand out from *lanes* again."""
-        self._paused.difference_update(lanes)
-
-    def assignment(self) -> frozenset[Lane]:
-        """Return the lanes owned now."""
-        return frozenset(self._assignment.owned)
-
     def held(self, lane: Lane) -> int:
         """Return how many messages of *lane* are here, handed out or not."""
-        inlet = self._assignment.owned.get(lane)
+        inlet = self._lanes.get(lane)
         return 0 if inlet is None else inlet.held
 
     def lag(self) -> Mapping[Lane, int]:
         """Return what waits in the queue of each owned lane, and what is here unsettled."""
         control = self._assignment.topology.control
-        owned = list(self._assignment.owned.items())
+        owned = list(self._lanes.items())
         answers = [control.ask("queue_declare", queue=i.queue, passive=True) for _, i in owned]
         patience = self._settings.patience
         return {
@@ -200,16 +187,12 @@ class RabbitSource:
         assignment = self._assignment
         try:
             if assignment.link.is_alive:
-                assignment.give_up(list(assignment.owned))
+                assignment.give_up(self._lanes)
             else:
-                assignment.lose(list(assignment.owned))
+                assignment.lose(self._lanes)
         finally:
-            assignment.owned.clear()
+            self._owned.remove(list(self._lanes))
             self._line.close()
-
-    def _open(self) -> None:
-        if self._is_closed:
-            raise Unsupported("be used after close()", "this source", "make a new one")
 
     # -- the connection --------------------------------------------------------------
 
@@ -223,16 +206,18 @@ class RabbitSource:
             self._settings,
             self._clock,
             self._random,
-            self._listener,
+            self._owned,
             self._notice,
         )
-        self._delays = Delays(link, assignment.topology, self._settings, self._clock)
-        link.post(Watch(link, self._settings.session, self._clock, lambda: self._polled).look)
+        self._delays = DelayQueues(link, assignment.topology, self._settings, self._clock)
+        link.post(
+            PollWatchdog(link, self._settings.session, self._clock, lambda: self._polled).look
+        )
         return assignment
 
     def _reconnect(self, within: float) -> None:
         old = self._assignment
-        old.lose(list(old.owned))
+        old.lose(self._lanes)
         self._has_lost_settles |= old.has_lost_settles
         try:
             self._assignment = self._connect(within)

@@ -8,16 +8,16 @@ import re
 from typing import TYPE_CHECKING
 
 from holdfast.brokers.rabbitmq import names
-from holdfast.brokers.rabbitmq.control import Control
-from holdfast.brokers.rabbitmq.failures import NotFound, Refused
-from holdfast.brokers.rabbitmq.outlet import Outlet, Parcel, await_batch
+from holdfast.brokers.rabbitmq.confirms import ConfirmChannel, Outgoing, await_batch
+from holdfast.brokers.rabbitmq.connection import Control
+from holdfast.brokers.rabbitmq.errors import ChannelRefused, QueueNotFound
 from holdfast.errors import ConfigurationError, UnknownTopic
 from holdfast.extras import driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.brokers.rabbitmq.link import Link
+    from holdfast.brokers.rabbitmq.connection import ConnectionThread
     from holdfast.brokers.rabbitmq.settings import RabbitSettings
     from holdfast.clock import Clock
 
@@ -29,7 +29,7 @@ _told: set[str] = set()  # topics without an alternate exchange; each is told on
 class Topology:
     """Finds and makes topics and groups over one link."""
 
-    def __init__(self, link: Link, settings: RabbitSettings, clock: Clock) -> None:
+    def __init__(self, link: ConnectionThread, settings: RabbitSettings, clock: Clock) -> None:
         self.control = Control(link, clock, settings.patience)
         self._link = link
         self._settings = settings
@@ -54,7 +54,7 @@ class Topology:
         try:
             self.control.call("exchange_declare", exchange=topic, passive=True)
             return self._count(topic)
-        except NotFound:
+        except QueueNotFound:
             return None
 
     def create(self, topic: str, partitions: int) -> int:
@@ -68,7 +68,7 @@ class Topology:
         lanes = partitions if self._is(topic, partitions) else self._count(topic)
         try:
             self._catch_all(topic)
-        except Refused as error:
+        except ChannelRefused as error:
             if "alternate-exchange" not in str(error):
                 raise
         return lanes
@@ -110,7 +110,7 @@ class Topology:
         others = names.others(topic)
         try:
             self._catch_all(topic)
-        except Refused as error:
+        except ChannelRefused as error:
             if topic not in _told:
                 _told.add(topic)
                 _log.warning(
@@ -122,7 +122,7 @@ class Topology:
                 )  # fmt: skip
         try:
             self.control.call("queue_bind", queue=queue, exchange=others)
-        except (NotFound, Refused) as error:
+        except (QueueNotFound, ChannelRefused) as error:
             _log.warning("queue %r is not bound to exchange %r: %s", queue, others, error)
 
     def _catch_all(self, topic: str) -> None:
@@ -144,9 +144,17 @@ class Topology:
         """Return how many messages of *queue* are with no member; a missing one has none."""
         try:
             found = self.control.call("queue_declare", queue=queue, passive=True)
-        except NotFound:
+        except QueueNotFound:
             return 0
         return int(found.message_count)
+
+    def consumers(self, queue: str) -> int | None:
+        """Return how many consumers *queue* has; None if there is no such queue."""
+        try:
+            found = self.control.call("queue_declare", queue=queue, passive=True)
+        except QueueNotFound:
+            return None
+        return int(found.consumer_count)
 
     def delay(self, seconds: float) -> tuple[str, float]:
         """Return an exchange where a message waits for *seconds*, and since when it is safe.
@@ -178,7 +186,7 @@ class Topology:
     def _exists(self, queue: str) -> bool:
         try:
             self.control.call("queue_declare", queue=queue, passive=True)
-        except NotFound:
+        except QueueNotFound:
             return False
         return True
 
@@ -193,7 +201,7 @@ class Topology:
         try:
             if hint and self._is(topic, hint):
                 return hint
-        except Refused:  # this user may not declare
+        except ChannelRefused:  # this user may not declare
             return hint
         _log.warning("queue %r holds %d messages, which is wrong; counting anew", queue, hint)
         for lanes in range(1, _MOST_LANES + 1):
@@ -211,7 +219,7 @@ class Topology:
             found = self.control.call(
                 "queue_declare", queue=queue, durable=True, arguments=arguments
             )
-        except Refused as error:
+        except ChannelRefused as error:
             if error.is_mismatch:
                 return False
             raise
@@ -223,8 +231,8 @@ class Topology:
         """Put *lanes* messages into *queue*, which drops all beyond that."""
         pika = driver("pika", extra="rabbitmq")
         properties = pika.BasicProperties(delivery_mode=2, message_id=queue)
-        outlet = Outlet(self._link)
-        batch = outlet.send([Parcel("", queue, properties, b"", queue)] * lanes)
+        outlet = ConfirmChannel(self._link)
+        batch = outlet.send([Outgoing("", queue, properties, b"", queue)] * lanes)
         await_batch(batch, self._link, self._clock, self._settings.patience)
         outlet.close()
 

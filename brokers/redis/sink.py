@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.brokers.lanes import Spread
-from holdfast.brokers.redis.refusals import translation
+from holdfast.brokers.groups.lane import Spread
+from holdfast.brokers.redis.errors import translation
 from holdfast.brokers.redis.scripts import PUBLISH
 from holdfast.brokers.redis.wire import encoded
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidMessage, Unsupported
@@ -16,11 +16,10 @@ from holdfast.ports import Lane, Published
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.brokers.redis.keys import Keys
-    from holdfast.brokers.redis.link import Link
-    from holdfast.brokers.redis.topics import Topics
-    from holdfast.caps import Caps
+    from holdfast.brokers.redis.broker import Keys, RedisTopics
+    from holdfast.brokers.redis.connection import RedisConnection
     from holdfast.message import Message
+    from holdfast.ports import Caps
 
 _MOST_BYTES = 32 << 20
 _MOST_MESSAGES = 10_000  # the server does nothing else while it stores a batch
@@ -33,7 +32,7 @@ class RedisSink:
     A batch of more than 10,000 messages or 32 MiB is stored in several such steps, in order.
     """
 
-    def __init__(self, link: Link, keys: Keys, topics: Topics, caps: Caps) -> None:
+    def __init__(self, link: RedisConnection, keys: Keys, topics: RedisTopics, caps: Caps) -> None:
         self.caps = caps
         self._link = link
         self._keys = keys
@@ -47,7 +46,7 @@ class RedisSink:
         if self._is_closed:
             raise Unsupported("be used after close()", "this sink", "make a new one")
         results: list[Published] = [_REFUSED] * len(messages)
-        batch = Batch()
+        batch = PublishBatch()
         for index, message in enumerate(messages):
             try:
                 fields = encoded(message, self.caps.max_message or 0)
@@ -58,7 +57,7 @@ class RedisSink:
             batch.add(index, lane, self._streams[lane], fields)
             if batch.size >= _MOST_BYTES or len(batch.indexes) >= _MOST_MESSAGES:
                 self._store(batch, results)
-                batch = Batch()
+                batch = PublishBatch()
         if batch.indexes:
             self._store(batch, results)
         return results
@@ -70,7 +69,7 @@ class RedisSink:
             self._streams[lane] = self._keys.stream(lane).encode()
         return lane
 
-    def _store(self, batch: Batch, results: list[Published]) -> None:
+    def _store(self, batch: PublishBatch, results: list[Published]) -> None:
         self._link.send_packed([batch.command()])
         ids = _ids(self._link.answers(1)[0])
         for index, lane, position in zip(batch.indexes, batch.lanes, ids, strict=True):
@@ -86,7 +85,7 @@ class RedisSink:
         self._link.disconnect()
 
 
-class Batch:
+class PublishBatch:
     """Messages on their way, packed as the arguments of one command.
 
     Packed here and not by redis-py, which takes as long for it as for all the rest.

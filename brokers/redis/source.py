@@ -1,31 +1,134 @@
-"""A member of a group on Redis."""
+"""A member of a group on Redis.
+
+Handing out the messages of owned lanes, in order.
+"""
 
 from __future__ import annotations
 
+import itertools
 from math import floor
 from typing import TYPE_CHECKING
 
-from holdfast.brokers.redis.dispenser import Dispenser
-from holdfast.brokers.redis.lane import LaneState, before
-from holdfast.brokers.redis.link import log
+from holdfast.brokers.groups.member import GroupMember
+from holdfast.brokers.groups.source import GroupSource
+from holdfast.brokers.redis.connection import log
+from holdfast.brokers.redis.lane import RedisLane, before
+from holdfast.brokers.redis.wire import decoded
 from holdfast.errors import BrokerDown, ConfigurationError, HoldfastError, Unsupported
+from holdfast.ports import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from holdfast.brokers.redis.doorbell import Doorbell
-    from holdfast.brokers.redis.ledger import Ledger
-    from holdfast.brokers.redis.link import Link
-    from holdfast.brokers.redis.membership import Membership
-    from holdfast.caps import Caps
+    from holdfast.brokers.redis.connection import RedisConnection
+    from holdfast.brokers.redis.group import RedisGroup
+    from holdfast.brokers.redis.lane import Entry, LaneStore
+    from holdfast.brokers.redis.wakeup import StreamWaiter
     from holdfast.clock import Clock
-    from holdfast.ports import Delivery, Lane, Listener
+    from holdfast.ports import Caps, Lane, Listener
+
+
+class LaneReader:
+    """Hands out what waits and is due, then what is new; a key's messages never overtake."""
+
+    def __init__(self, ledger: LaneStore, group: RedisGroup, clock: Clock) -> None:
+        self._ledger = ledger
+        self._group = group
+        self._clock = clock
+        self._receipts = itertools.count(1)
+        self._turn = 0
+
+    def hand_out(self, lanes: list[RedisLane], limit: int) -> list[Delivery]:
+        """Return at most *limit* deliveries of *lanes*, each lane first in its turn."""
+        self._turn += 1
+        first = self._turn % max(len(lanes), 1)
+        lanes = lanes[first:] + lanes[:first]
+        batch: list[Delivery] = []
+        try:
+            clear = self._take_due(lanes, limit, batch)
+            if clear and len(batch) < limit:
+                self._take_new(clear, limit - len(batch), batch)
+            elif not batch:
+                self._group.is_rung |= self._ledger.is_rung(self._group.rung)
+        except HoldfastError:
+            self._take_back(lanes, batch)
+            raise
+        return batch
+
+    def _take_due(
+        self, lanes: Sequence[RedisLane], limit: int, batch: list[Delivery]
+    ) -> list[RedisLane]:
+        """Hand out what waits and is due; return the lanes in which none of it is left."""
+        now = self._clock.monotonic()
+        wanted: dict[str, list[str]] = {}
+        clear = [state for state in lanes if not state.waiting]
+        for state in lanes:
+            if state.waiting and limit > 0:
+                wanted[state.keys.stream] = due = state.due(now, limit)
+                limit -= len(due)
+                if limit > 0 and not state.is_full:
+                    clear.append(state)
+        if any(wanted.values()):
+            news = self._ledger.again(wanted, lanes)
+            self._group.is_rung |= news.is_rung
+            for state, entries in news.entries:
+                batch += [self._launch(state, e, state.waiting[e[0]].count) for e in entries]
+        return [s for s in clear if s.waiting.keys().isdisjoint(wanted.get(s.keys.stream, ()))]
+
+    def _take_new(self, lanes: Sequence[RedisLane], limit: int, batch: list[Delivery]) -> None:
+        now = self._clock.monotonic()
+        news = self._ledger.read(lanes, limit, self._group.rung)
+        self._group.is_rung |= news.is_rung
+        for state, entries in news.entries:
+            if held := state.held_keys(now):
+                self._take_around(state, entries, held, batch)
+            else:
+                batch += [self._launch(state, entry, 1) for entry in entries]
+
+    def _take_around(
+        self, state: RedisLane, entries: list[Entry], held: set[bytes], batch: list[Delivery]
+    ) -> None:
+        """Hand out *entries*, but let those of *held* keys wait behind the earlier one."""
+        behind: dict[str, int] = {}
+        for entry in entries:
+            key, _, _ = decoded(entry[1])
+            if key in held:
+                behind[entry[0]] = 1
+                state.wait(entry[0], 0.0, 1, key)
+            else:
+                batch.append(self._launch(state, entry, 1))
+        if behind:
+            self._ledger.park(state, behind)
+
+    def _launch(self, state: RedisLane, entry: Entry, count: int) -> Delivery:
+        position, fields = entry
+        key, body, headers = decoded(fields)
+        delivery = Delivery(
+            lane=state.lane,
+            position=position,
+            key=key,
+            body=body,
+            headers=headers,
+            timestamp=int(position.partition("-")[0]) / 1000,
+            count=count,
+            epoch=state.epoch,
+            receipt=next(self._receipts),
+        )
+        state.launch(delivery)
+        return delivery
+
+    def _take_back(self, lanes: Sequence[RedisLane], batch: Sequence[Delivery]) -> None:
+        """Keep what nobody will get from this call: it is pending in Redis, blamelessly."""
+        states = {state.lane: state for state in lanes}
+        for delivery in batch:
+            states[delivery.lane].land(str(delivery.position), 0.0)
+
 
 _FOREVER = 1e9
 
 
-class RedisSource:
+class RedisSource(GroupSource[RedisLane]):
     """Hands out the messages of the lanes it owns, and settles them one by one.
 
     A member that does not poll for *session* seconds is taken for dead: its lanes go to
@@ -34,29 +137,23 @@ class RedisSource:
 
     def __init__(
         self,
-        link: Link,
-        membership: Membership,
-        ledger: Ledger,
-        doorbell: Doorbell,
+        link: RedisConnection,
+        group: RedisGroup,
+        ledger: LaneStore,
+        doorbell: StreamWaiter,
         caps: Caps,
         clock: Clock,
         listener: Listener | None,
     ) -> None:
+        self._membership = GroupMember(group, clock, listener)
+        super().__init__(self._membership)
         self.caps = caps
         self._link = link
-        self._membership = membership
+        self._group = group
         self._ledger = ledger
-        self._dispenser = Dispenser(ledger, clock)
+        self._dispenser = LaneReader(ledger, group, clock)
         self._doorbell = doorbell
         self._clock = clock
-        self._listener = listener
-        self._lanes: dict[Lane, LaneState] = {}
-        self._leaving: dict[Lane, LaneState] = {}
-        self._paused: set[Lane] = set()
-        self._looked = float("-inf")
-        self._connected = 0
-        self._is_in_doubt = False
-        self._is_closed = False
 
     # -- handing out ---------------------------------------------------------------------
 
@@ -66,13 +163,13 @@ class RedisSource:
         until = self._clock.monotonic() + timeout
         self._rest(timeout)
         while True:
-            self._keep_membership()
+            self._keep()
             if batch := self._hand_out(limit):
                 return batch
             left = until - self._clock.monotonic()
             if left <= 0:
                 return []
-            if not self._dispenser.is_rung and self._wait(left):
+            if not self._group.is_rung and self._wait(left):
                 return self._hand_out(limit)
 
     def wake(self) -> None:
@@ -89,8 +186,8 @@ class RedisSource:
 
     def _wait(self, left: float) -> bool:
         now = self._clock.monotonic()
-        moments = [left, self._looked + self._membership.session / 3 - now]
-        streams = {self._membership.keys.bell: self._dispenser.rung}
+        moments = [left, self._membership.next_look - now]
+        streams = {self._group.bell: self._group.rung}
         for state in self._readable():
             due = state.next_due()
             if due is not None:
@@ -99,14 +196,14 @@ class RedisSource:
                 streams[state.keys.stream] = state.last
         return self._doorbell.wait(streams, max(0.0, min(moments)))
 
-    def _readable(self) -> list[LaneState]:
+    def _readable(self) -> list[RedisLane]:
         return [state for state in self._lanes.values() if state.lane not in self._paused]
 
     def _hand_out(self, limit: int) -> list[Delivery]:
         try:
             return self._dispenser.hand_out(self._readable(), limit)
         except HoldfastError:
-            self._is_in_doubt = True  # something may have been read that never arrived
+            self._group.is_in_doubt = True  # something may have been read that never arrived
             raise
 
     # -- settling ------------------------------------------------------------------------
@@ -115,7 +212,7 @@ class RedisSource:
         """Settle *deliveries* for good; stored by the server when this returns."""
         self._open()
         settled: dict[str, list[str]] = {}
-        lanes: dict[Lane, LaneState] = {}
+        lanes: dict[Lane, RedisLane] = {}
         for delivery in deliveries:
             if (state := self._owner(delivery)) is not None:
                 lanes[state.lane] = state
@@ -145,14 +242,14 @@ class RedisSource:
         wait = 0.0 if delay is None else min(max(delay, 0.0), _FOREVER)
         due = self._clock.monotonic() + wait
         self._ledger.park(state, {position: count}, wait)
-        state.land(position, due if wait else 0.0, count)
+        state.land(position, due if wait else 0.0, int(blame))
 
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Refuse: a delivery has no lease, it stays with its owner."""
         del delivery, seconds
         raise Unsupported("extend a delivery", self._link.name, "it stays until it is settled")
 
-    def _owner(self, delivery: Delivery) -> LaneState | None:
+    def _owner(self, delivery: Delivery) -> RedisLane | None:
         """Return the lane that still holds this very delivery, or None if it is stale."""
         state = self._lanes.get(delivery.lane)
         if state is None or state.epoch != delivery.epoch:
@@ -162,71 +259,13 @@ class RedisSource:
 
     # -- the group -----------------------------------------------------------------------
 
-    def _keep_membership(self) -> None:
-        now = self._clock.monotonic()
-        is_due = now - self._looked >= self._membership.session / 3
-        if is_due or self._dispenser.is_rung or self._connected != self._link.connected:
-            known = self._connected
-            self._part()
-            if surrender := self._look():
-                self._give_up(surrender)
-                self._look()
-            self._looked = now
-            # A server that crashed may have forgotten what it did last.
-            self._is_in_doubt |= self._connected != known
-        if self._is_in_doubt:
+    def _keep(self) -> None:
+        """Keep up with the group, and with what the server has pending where that is in doubt."""
+        self._membership.keep()
+        if self._group.is_in_doubt:
             for state in self._lanes.values():
                 self._ledger.load(state, blame=False)
-            self._is_in_doubt = False
-
-    def _look(self) -> frozenset[Lane]:
-        """Bring the lanes up to date; return those that somebody else should have."""
-        verdict = self._membership.look(self._lanes, self._clock.monotonic())
-        self._connected = self._link.connected
-        self._dispenser.is_rung = False
-        self._dispenser.rung = verdict.rung
-        for lane in verdict.lost:
-            del self._lanes[lane]
-        if verdict.lost and self._listener is not None:
-            self._listener.lost(sorted(verdict.lost))
-        for state in verdict.acquired:
-            self._ledger.load(state, blame=True)
-        self._lanes.update({state.lane: state for state in verdict.acquired})
-        if verdict.acquired and self._listener is not None:
-            self._listener.assigned(sorted(state.lane for state in verdict.acquired))
-        return verdict.surrender
-
-    def _give_up(self, lanes: Iterable[Lane]) -> None:
-        """Let the listener settle, then put the rest back without blame and free the lanes."""
-        lanes = sorted(lanes)
-        if lanes and self._listener is not None:
-            self._listener.revoked(lanes)
-        self._leaving.update({lane: self._lanes.pop(lane) for lane in lanes})
-        self._part()
-
-    def _part(self) -> None:
-        """Free the lanes that were given up, those included that an outage kept from it."""
-        if not self._leaving:
-            return
-        commands = []
-        for state in self._leaving.values():
-            held = {position: d.count or 1 for position, d in state.flying.items()}
-            commands += self._ledger.parking(state, held)
-            commands.append(self._membership.parting(state))
-        self._link.calls([*commands, self._membership.ring()])
-        self._leaving.clear()
-
-    def pause(self, lanes: Iterable[Lane]) -> None:
-        """Hand out nothing from *lanes*, whoever assigns them anew."""
-        self._paused.update(lanes)
-
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Hand out from *lanes* again."""
-        self._paused.difference_update(lanes)
-
-    def assignment(self) -> frozenset[Lane]:
-        """Return the lanes owned now."""
-        return frozenset(self._lanes)
+            self._group.is_in_doubt = False
 
     def lag(self) -> Mapping[Lane, int]:
         """Return the unsettled messages of each owned lane."""
@@ -241,36 +280,23 @@ class RedisSource:
         beginning.
         """
         self._open()
-        state = self._lanes.get(lane)
-        if state is None:
-            raise ConfigurationError(
-                f"cannot seek in {lane}: it is not assigned to this member; owned now: "
-                f"{sorted(self._lanes) or 'nothing, poll first'}"
-            )
-        if (offset is None) == (time is None):
-            raise ConfigurationError("seek takes either offset= or time=, one of them")
+        state = self._sought(lane, offset, time)
         last = _just_before(offset if time is None else floor(time.timestamp() * 1000))
         if epoch := self._ledger.seek(state, last):
-            self._lanes[lane] = LaneState(lane, state.keys, epoch, state.member, last)
+            self._lanes[lane] = RedisLane(lane, state.keys, epoch, state.member, last)
 
     def close(self) -> None:
         """Leave the group at once; its lanes are free for others when this returns."""
         if self._is_closed:
             return
         try:
-            self._give_up(self._lanes)
-            if self._connected:
-                self._membership.leave()
+            self._membership.leave()
         except BrokerDown as error:
             log.warning("%s; this member's lanes are free when its session ends", error)
         finally:
             self._is_closed = True
             self._doorbell.close()
             self._link.disconnect()
-
-    def _open(self) -> None:
-        if self._is_closed:
-            raise Unsupported("be used after close()", "this source", "make a new one")
 
 
 def _just_before(offset: int | str | None) -> str:

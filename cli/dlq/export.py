@@ -7,64 +7,34 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from sqlalchemy import func, select
-from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import err
-from holdfast.cli.dlq.opened import dead_letters, one_group, warrant
-from holdfast.cli.dlq.options import (
-    ConsumerGroup,
-    Database,
-    Error,
-    InGroup,
-    Key,
-    Kind,
-    Since,
-    Tenant,
-    Topic,
-    Until,
-    Version,
-    known_class,
-    moment,
-)
+from holdfast.cli.display import err, print_json
+from holdfast.cli.dlq.options import LetterFilter, Problems, State, dead_letters, operator
 from holdfast.cli.dlq.progress import shown_work
-from holdfast.cli.options import Actor, Config
-from holdfast.database import reading
-from holdfast.dlq.audit import Audit
-from holdfast.dlq.redaction import holds_credentials
+from holdfast.cli.late import grouped
+from holdfast.cli.options import Actor, Config, Database, Json, Reason
+from holdfast.dlq.operations import DeadLetterAdmin
+from holdfast.dlq.protection.redaction import holds_credentials
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.rows import CLOSED, PENDING
-from holdfast.dlq.schema import message
+from holdfast.dlq.store.rows import PENDING
+from holdfast.dlq.store.schema import message
 from holdfast.errors import ConfigurationError
 from holdfast.extras import driver
 from holdfast.scrubbing import REDACTED
 
-_BATCH = 1000
-_STATES = (PENDING, *CLOSED, "any")
 
-
+@grouped
 def export(
     *,
     config: Config = None,
     database: Database,
-    group: InGroup = None,
-    topic: Topic = None,
-    consumer: ConsumerGroup = None,
-    kind: Kind = None,
-    error: Error = None,
-    tenant: Tenant = None,
-    version: Version = None,
-    key: Key = None,
-    since: Since = None,
-    until: Until = None,
-    state: Annotated[
-        str, typer.Option(help="pending, confirmed, discarded, parked or any.")
-    ] = "pending",
+    problem: Problems = None,
+    wanted: LetterFilter,
+    state: State = PENDING,
     to: Annotated[
         Path, typer.Option(help="The file: .jsonl or .parquet; - is standard output.")
     ] = Path("-"),
@@ -72,8 +42,9 @@ def export(
         bool,
         typer.Option("--with-credentials", help="Headers that hold credentials as they are."),
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why; kept in the audit trail.")] = "export",
+    reason: Reason = "export",
     actor: Actor = None,
+    as_json: Json = False,
 ) -> None:
     """Write dead letters as JSON lines or Parquet; the file is yours alone, and audited.
 
@@ -81,45 +52,29 @@ def export(
     """
     if to.suffix not in (".jsonl", ".parquet") and str(to) != "-":
         raise ConfigurationError(f"--to {to}: name a .jsonl or a .parquet file, or -")
-    known_class(kind)
-    if state not in _STATES:
-        raise ConfigurationError(f"--state {state}: write one of {', '.join(_STATES)}")
     with dead_letters(database) as engine:
-        selection = Selection(
-            groups=tuple(one_group(engine, name).group_id for name in group or ()),
-            topic=topic,
-            consumer_group=consumer,
-            kind=kind,
-            error=error,
-            tenant=tenant,
-            version=version,
-            key=key,
-            since=moment(since, "--since"),
-            until=moment(until, "--until"),
-            state=None if state == "any" else state,
-        )
-        facts = {"to": str(to), "state": state, "with_credentials": with_credentials}
-        chosen = {name: value for name, value in asdict(selection).items() if value}
+        admin = DeadLetterAdmin(engine)
+        selection = wanted.selection(admin, groups=problem, state=state)
         # Before anything leaves: what cannot be audited is not written.
-        Audit().record(engine, warrant(actor, reason), "export", "dead letters",
-                       {**facts, "selection": chosen})  # fmt: skip
+        admin.exporting(selection, operator(actor, reason), to=str(to), state=state,
+                        with_credentials=with_credentials)  # fmt: skip
         try:
-            count = _export(engine, selection, to, shows=with_credentials)
+            count = _export(admin, selection, to, shows=with_credentials)
         except BrokenPipeError:
             raise  # who reads has enough, as `head` has: the command ends without a word
         except OSError as broken:
             raise ConfigurationError(f"--to {to}: {broken.strerror or broken}") from broken
-    err.print(f"exported {count:,} dead letters", highlight=False)
+    if as_json:
+        # The lines themselves are on standard output then.
+        print_json({"exported": count, "to": str(to)}, on_stderr=str(to) == "-")
+    else:
+        err.print(f"exported {count:,} dead letters", highlight=False)
 
 
-def _export(engine: Engine, selection: Selection, to: Path, *, shows: bool) -> int:
+def _export(admin: DeadLetterAdmin, selection: Selection, to: Path, *, shows: bool) -> int:
     """Write them, and show how far that is, unless the lines themselves are on the terminal."""
-    total = None
-    if err.is_terminal:
-        with reading(engine).connect() as db:
-            rows = select(func.count()).select_from(message).where(*selection.where())
-            total = db.execute(rows).scalar_one()
-    batches = _batches(engine, selection)
+    total = admin.count(selection) if err.is_terminal else None
+    batches = admin.pages(selection)
     if not shows:
         batches = ([_starred(row) for row in batch] for batch in batches)
     if str(to) == "-":
@@ -136,19 +91,6 @@ def _counted(
         yield batch
         done += len(batch)
         observe(done)
-
-
-def _batches(engine: Engine, selection: Selection) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows in their order, by ranges of numbers: no long transaction is held."""
-    after = 0
-    while True:
-        query = select(message).where(*selection.where(), message.c.seq > after)
-        with reading(engine).connect() as db:
-            rows = db.execute(query.order_by(message.c.seq).limit(_BATCH)).mappings().all()
-        if not rows:
-            return
-        after = rows[-1]["seq"]
-        yield [dict(row) for row in rows]
 
 
 def _written(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
@@ -202,7 +144,8 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parquet(batches: Iterator[list[dict[str, Any]]], to: Path) -> int:
-    pyarrow, parquet = driver("pyarrow", extra="spark"), driver("pyarrow.parquet", extra="spark")
+    pyarrow = driver("pyarrow", extra="parquet")
+    parquet = driver("pyarrow.parquet", extra="parquet")
     count, schema = 0, _schema(pyarrow)
     with (
         open(to, "wb", opener=_private) as file,

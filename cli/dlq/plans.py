@@ -1,25 +1,27 @@
-"""`holdfast dlq plans`: watch and steer replays, from any process."""
+"""`holdfast dlq plans` and `verify`: watch and steer replays, and check what was confirmed."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import func, select
-from sqlalchemy.engine import Engine
 
-from holdfast.cli.display import answer, print_json, print_table, say
-from holdfast.cli.dlq.opened import dead_letters, warrant
-from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.display import ago, answer, print_json, print_table, say, when
+from holdfast.cli.dlq.options import MasterKey, dead_letters, operator
 from holdfast.cli.dlq.sending import outlet, resuming, send
-from holdfast.cli.dlq.shown import ago, when
-from holdfast.cli.options import Actor, Broker, Config, Json, Limit, Reason
-from holdfast.dlq.replay.plan import Plan, Tally
+from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_UNCONFIRMED
+from holdfast.cli.options import Actor, Broker, Config, Database, Json, Limit, Reason
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.dlq.replay.plan import (
+    ACTIVE,
+    ENDED,
+    ItemState,
+    NotNow,
+    PlanCounts,
+    PlanState,
+    Rate,
+    ReplayPlan,
+)
 from holdfast.dlq.replay.plans import Plans
-from holdfast.dlq.replay.rate import Rate
-from holdfast.dlq.replay.schema import item
-from holdfast.dlq.replay.state import ACTIVE, ENDED, ItemState
-from holdfast.dlq.schema import group
 
 app = typer.Typer(help="Watch and steer replay plans.", no_args_is_help=True)
 
@@ -49,14 +51,17 @@ def list_(
     if not found:
         say("no plan is open" if is_open else "no plan has been made yet")
         return
-    now = datetime.now(UTC).timestamp()
+    now = SYSTEM_CLOCK.now().timestamp()
     rows = [
-        (p.short, f"{p.state}, no sender" if p.id in alone else p.state, f"{p.sent:,}/{p.total:,}",
-         f"{c[ItemState.CONFIRMED]:,}", f"{c[ItemState.FAILED_AGAIN]:,}", ago(p.created_at, now),
-         f"{p.created_by}: {p.reason}")
+        (p.short, f"{p.state}, no sender" if p.id in alone else p.state,
+         f"{c.published:,}/{p.total:,}", f"{c[ItemState.CONFIRMED]:,}",
+         f"{c[ItemState.FAILED_AGAIN]:,}", ago(p.created_at, now), f"{p.created_by}: {p.reason}")
         for p, c in found
     ]  # fmt: skip
     print_table(("plan", "state", "sent", "confirmed", "failed again", "made", "by"), rows, whole=2)
+    first = next((plan for plan, _ in found if plan.state not in ENDED), None)
+    if first is not None:
+        say(f"next: holdfast dlq plans show {first.short}")
 
 
 @app.command(epilog="Example: holdfast dlq plans show 9c41")
@@ -66,14 +71,15 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         plans = Plans(engine)
         plan = plans.find(name)
         counts = plans.tally(plan)
-        notes = _notes(engine, plan)
+        notes = plans.notes(plan)
         is_alone = _is_alone(plans, plan)
     if as_json:
-        print_json({**facts_of(plan, counts), "notes": notes})
+        print_json({**facts_of(plan, counts), "notes": [asdict(note) for note in notes]})
         return
     say(f"plan {plan.id}  {plan.state}  by {plan.created_by} on {when(plan.created_at)}")
     say(f"  reason: {plan.reason}")
-    say(f"  {plan.total:,} messages, sent {plan.sent:,}, rate {plan.rate}, "
+    lanes = f" in {plan.lanes} lanes" if plan.lanes else ""
+    say(f"  {plan.total:,} messages{lanes}, sent {counts.published:,}, rate {plan.rate}, "
         f"canary {plan.policy.canary}, hash {plan.hash[:12]}")  # fmt: skip
     if plan.stopped_because:
         say(f"  stopped: {plan.stopped_because}")
@@ -85,8 +91,8 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         say(f"  sent by {plan.owner}")
     print_table(("state", "messages"), [(s.value, f"{n:,}") for s, n in counts.counts.items()])
     for note in notes[:_MOST_NOTES]:
-        words = note["note"] or note["error"] or (note["again"] or "")[:12]
-        say(f"  {note['dlq_id'][:8]} {note['state']}: {words}")
+        words = note.note or note.error or (note.again or "")[:12]
+        say(f"  {note.dlq_id[:8]} {note.state}: {words}")
     rest = counts.aside + counts[ItemState.FAILED_AGAIN] - _MOST_NOTES
     if rest > 0:
         say(f"  … and {rest:,} more, of which --json tells some")
@@ -94,10 +100,12 @@ def show(name: Name, *, config: Config = None, database: Database, as_json: Json
         _say_next(plan)
 
 
-def _say_next(plan: Plan) -> None:
+def _say_next(plan: ReplayPlan) -> None:
     """Say what can be done about a plan that has not ended."""
     abort = f"holdfast dlq plans abort {plan.short} --reason …"
-    if plan.waits_for_approval:
+    if plan.state is PlanState.FREEZING:
+        say(f"its messages are being claimed. If who made it is gone:  {abort}")
+    elif plan.waits_for_approval:
         say(f"next: somebody else than {plan.created_by} says  holdfast dlq plans approve "
             f"{plan.short} --reason …")  # fmt: skip
     elif plan.state in ACTIVE:
@@ -119,8 +127,9 @@ def pause(
     """Let the sender end after the batch in hand; resume goes on from there."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
-        plan = plans.pause(plans.find(name), warrant(actor, reason))
-    text = f"plan {plan.short} is paused at {plan.sent:,} of {plan.total:,}"
+        plan = plans.pause(plans.find(name), operator(actor, reason))
+        sent = plans.tally(plan).published
+    text = f"plan {plan.short} is paused at {sent:,} of {plan.total:,}"
     answer(text, _facts(plan), as_json=as_json)
 
 
@@ -138,12 +147,17 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Send a plan on, also after a crash of its sender; what is confirmed is not sent again."""
-    who = warrant(actor, reason)
+    who = operator(actor, reason)
     with dead_letters(database) as engine:
         plans = Plans(engine)
         speed = None if rate is None else Rate.parse(rate)
         with outlet(engine, broker, master_key_file) as through:
             before = plans.find(name)
+            if before.lanes:
+                raise NotNow(
+                    f"plan {before.short} is divided into {before.lanes} lanes: go on with  "
+                    f"{resuming(before)}"
+                )
             plan = plans.resume(before, who, rate=speed)
             if plan.forgiven > before.forgiven and not as_json:
                 say(f"{plan.forgiven - before.forgiven:,} failures since the last resume are "
@@ -166,7 +180,7 @@ def rate(
     """Send a plan slower or faster from now on, also while it is being sent."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
-        plan = plans.slow(plans.find(name), warrant(actor, reason), Rate.parse(speed))
+        plan = plans.slow(plans.find(name), operator(actor, reason), Rate.parse(speed))
     answer(f"plan {plan.short} is sent at {plan.rate} at most", _facts(plan), as_json=as_json)
 
 
@@ -187,9 +201,10 @@ def abort(
     """
     with dead_letters(database) as engine:
         plans = Plans(engine)
-        plan = plans.abort(plans.find(name), warrant(actor, reason))
+        plan = plans.abort(plans.find(name), operator(actor, reason))
         late = plans.on_their_way(plan)
-    text = f"plan {plan.short} is aborted; {plan.total - plan.sent:,} messages were never sent"
+        never = plan.total - plans.tally(plan).published
+    text = f"plan {plan.short} is aborted; {never:,} messages were never sent"
     if late:
         text += (
             f", {late:,} are on their way: a consumer that uses this database does not handle them "
@@ -219,42 +234,67 @@ def approve(
     """Let a large plan go; not by the person who made it, nor from the account it was made with."""
     with dead_letters(database) as engine:
         plans = Plans(engine)
-        who = warrant(actor, reason)
+        who = operator(actor, reason)
         plan = plans.approve(plans.find(name), who, shared_account=shared_account)
-    text = f"plan {plan.short} is approved; next: holdfast dlq plans resume {plan.short} --reason …"
+    text = f"plan {plan.short} is approved; next: {resuming(plan)}"
     answer(text, _facts(plan), as_json=as_json)
 
 
-def _notes(engine: Engine, plan: Plan) -> list[dict[str, Any]]:
-    names = ("dlq_id", "state", "note", "again")
-    # What it failed with this time: a group has the words of its kind of failure.
-    words = select(func.min(group.c.title)).where(group.c.fingerprint == item.c.again)
-    columns = (*(item.c[name] for name in names), words.scalar_subquery().label("error"))
-    query = select(*columns).where(
-        item.c.plan_id == plan.id,
-        item.c.state.in_([s.value for s in (ItemState.FAILED_AGAIN, ItemState.HELD,
-                                            ItemState.PARKED, ItemState.SKIPPED)]),
-    )  # fmt: skip
-    with engine.connect() as db:
-        found = db.execute(query.order_by(item.c.position).limit(20)).mappings()
-        return [dict(row) for row in found]
-
-
-def _is_alone(plans: Plans, plan: Plan) -> bool:
+def _is_alone(plans: Plans, plan: ReplayPlan) -> bool:
     """Whether *plan* looks as if it were being sent and nobody sends it."""
     return plan.state in ACTIVE and not plans.is_sent_now(plan)
 
 
-def _onward(plan: Plan, counts: Tally) -> str:
+def _onward(plan: ReplayPlan, counts: PlanCounts) -> str:
     if plan.sent == plan.total and not counts[ItemState.SENT]:
         return f"everything has an outcome, close it with  holdfast dlq verify {plan.short}"
     return f"go on with  {resuming(plan)}"
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: ReplayPlan) -> dict[str, Any]:
     return {**asdict(plan), "rate": plan.rate.per_second}
 
 
-def facts_of(plan: Plan, counts: Tally) -> dict[str, Any]:
+def facts_of(plan: ReplayPlan, counts: PlanCounts) -> dict[str, Any]:
     """Return what scripts get to know of *plan*."""
     return {**_facts(plan), "items": {state.value: count for state, count in counts.counts.items()}}
+
+
+def verify(
+    name: Name,
+    *,
+    config: Config = None,
+    database: Database,
+    overdue: Annotated[
+        bool, typer.Option("--overdue", help="Mark what nobody confirmed as unknown.")
+    ] = False,
+    actor: Actor = None,
+    as_json: Json = False,
+) -> None:
+    """Check a plan's manifest against what the consumer confirmed."""
+    with dead_letters(database) as engine:
+        plans = Plans(engine)
+        plan = plans.find(name)
+        is_whole = plans.manifest_hash(plan) == plan.hash
+        if overdue:
+            plans.overdue(plan, operator(actor, "verify --overdue"))
+        plan = plans.ended(plan, operator(actor, "verify: every message has an outcome"))
+        counts = plans.tally(plan)
+    waiting = counts[ItemState.SENT] + counts[ItemState.UNKNOWN] + counts[ItemState.CLAIMED]
+    if as_json:
+        print_json({**facts_of(plan, counts), "manifest": is_whole, "waiting": waiting})
+    else:
+        say(f"plan {plan.short}: manifest {'is whole' if is_whole else 'WAS CHANGED'}; "
+            f"{counts[ItemState.CONFIRMED]:,} of {plan.total:,} confirmed, "
+            f"{counts[ItemState.FAILED_AGAIN]:,} failed again, {counts.aside:,} set aside, "
+            f"{waiting:,} without an outcome")  # fmt: skip
+        if counts[ItemState.UNKNOWN]:
+            say("to send the unknown ones again, abort the plan and make a new one; what the group "
+                f"did handle it knows by the id:  holdfast dlq plans abort {plan.short} "
+                "--reason …")  # fmt: skip
+    if not is_whole:
+        raise SystemExit(EXIT_NOT_FOUND)
+    if waiting:
+        raise SystemExit(EXIT_UNCONFIRMED)
+    if counts[ItemState.FAILED_AGAIN]:
+        raise SystemExit(EXIT_PARTLY)

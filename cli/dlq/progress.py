@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.cli.display import err
-from holdfast.dlq.replay.state import ItemState
+from holdfast.dlq.replay.plan import ItemState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.dlq.replay.plan import Plan, Tally
+    from holdfast.dlq.replay.plan import PlanCounts, ReplayPlan
 
 
 @contextmanager
-def shown_replay(total: int) -> Iterator[Callable[[Plan, Tally], None]]:
+def shown_replay(total: int) -> Iterator[Callable[[ReplayPlan, PlanCounts], None]]:
     """Yield an observer of a replay; what was confirmed counts, not what was sent."""
     if not err.is_terminal:
         yield lambda _plan, _counts: None
@@ -38,12 +38,12 @@ def shown_replay(total: int) -> Iterator[Callable[[Plan, Tally], None]]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("replay", total=total, state="draft", sent=0, failed=0)
 
-        def observe(plan: Plan, counts: Tally) -> None:
+        def observe(plan: ReplayPlan, counts: PlanCounts) -> None:
             progress.update(
                 task,
                 completed=counts[ItemState.CONFIRMED] + counts[ItemState.FAILED_AGAIN],
                 state=plan.state.value,
-                sent=plan.sent,
+                sent=counts.published,
                 failed=counts[ItemState.FAILED_AGAIN],
             )
 

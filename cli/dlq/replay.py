@@ -1,84 +1,111 @@
 """`holdfast dlq replay`: select, look at what would happen, then send."""
 
-import os
-from typing import Annotated
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.display import print_json, say
-from holdfast.cli.dlq.confirming import confirm
-from holdfast.cli.dlq.dry_run import report
-from holdfast.cli.dlq.exits import EXIT_PAUSED
-from holdfast.cli.dlq.opened import dead_letters, one_group, one_letter, warrant
+from holdfast.cli.confirming import confirm
+from holdfast.cli.display import age, print_json, print_table, say
 from holdfast.cli.dlq.options import (
-    ConsumerGroup,
-    Correlation,
-    Database,
-    Error,
-    Key,
-    Kind,
+    LetterFilter,
     Letters,
     MasterKey,
     Names,
-    Since,
-    Tenant,
-    Topic,
-    Until,
-    Version,
-    known_class,
-    moment,
-    seconds,
-    share,
+    dead_letters,
+    operator,
 )
-from holdfast.cli.dlq.retrying import retry_again_and_again
-from holdfast.cli.dlq.sending import opened_vault, outlet, require_some, require_target, send
-from holdfast.cli.options import Actor, Config, Json, Yes
+from holdfast.cli.dlq.sending import (
+    opened_vault,
+    outlet,
+    require_some,
+    require_target,
+    retry_again_and_again,
+    send,
+)
+from holdfast.cli.dlq.terms import ReplayTerms  # noqa: TC001 - the command line is made of it
+from holdfast.cli.exits import EXIT_PAUSED
+from holdfast.cli.late import grouped
+from holdfast.cli.options import (
+    Actor,
+    AnyBroker,
+    AnyReason,
+    Config,
+    Database,
+    IsDryRun,
+    Json,
+    Yes,
+    seconds,
+)
+from holdfast.dlq.operations import DeadLetterAdmin
 from holdfast.dlq.replay.dry_run import dry_run
-from holdfast.dlq.replay.freezing import freeze
-from holdfast.dlq.replay.handlers import Named
-from holdfast.dlq.replay.memory import Memory
-from holdfast.dlq.replay.plan import Terms
-from holdfast.dlq.replay.rate import Rate
-from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.replay.state import NotNow
-from holdfast.dlq.replay.steps import Policy
-from holdfast.dlq.replay.surveying import Manifest, NothingToReplay, surveyed
+from holdfast.dlq.replay.freeze import freeze
+from holdfast.dlq.replay.plan import NotNow
+from holdfast.dlq.replay.simulation import Named
+from holdfast.dlq.replay.survey import Manifest, NothingToReplay, surveyed
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.roster import windows
 
-_APPROVE_ABOVE = "HOLDFAST_APPROVE_ABOVE"
-
-
-def _lowered(given: int) -> int:
-    """Return *given*, or what the environment says if that is less: a flag only lowers it."""
-    ceiling = os.environ.get(_APPROVE_ABOVE, "")
-    if not ceiling:
-        return given
-    if not (ceiling.isascii() and ceiling.isdecimal()):
-        raise ConfigurationError(f"{_APPROVE_ABOVE}={ceiling!r}: write digits alone, e.g. 1000")
-    return min(given, int(ceiling))
+if TYPE_CHECKING:
+    from holdfast.dlq.replay.dry_run import DryRun
 
 
+_MOST_GROUPS, _MOST_TITLE = 10, 60
+
+
+def report(admin: DeadLetterAdmin, found: DryRun, *, as_json: bool) -> None:
+    """Say what the replay would do, and how to send exactly that."""
+    if as_json:
+        print_json(asdict(found))
+        return
+    say(f"would replay {found.count:,} messages of {found.keys:,} keys, canary {found.canary}; "
+        "nothing was sent")  # fmt: skip
+    titles = admin.titles(list(found.by_group)[:_MOST_GROUPS])
+    rows = [("to", topic, count) for topic, count in found.targets.items()]
+    rows += [("group", f"{name[:8]} {title[:_MOST_TITLE]}", found.by_group[name])
+             for name, title in titles.items()]  # fmt: skip
+    if len(titles) < len(found.by_group):
+        rest = sum(found.by_group.values()) - sum(found.by_group[name] for name in titles)
+        rows.append(("group", f"({len(found.by_group) - len(titles)} more)", rest))
+    rows += [("version", version, count) for version, count in found.by_version.items()]
+    rows += [("tenant", tenant, count) for tenant, count in found.by_tenant.items()]
+    rows += [("set aside", state, count) for state, count in found.aside.items()]
+    rows += [("claimed by plan", plan[-8:], n) for plan, n in found.claimed_elsewhere.items()]
+    print_table(("", "", "messages"), rows)
+    window = "for ever or unknown" if found.dedup_window is None else age(found.dedup_window)
+    say(f"oldest event {age(found.oldest_seconds)}; dedup window {window}: "
+        + (f"{found.beyond_window:,} are older, the consumer could not tell a duplicate of them"
+           if found.beyond_window else "all inside"))  # fmt: skip
+    if found.valid is not None:
+        say(f"payloads: {found.valid:,} valid, {found.invalid:,} invalid"
+            + (f", {found.unread:,} with encrypted fields not read: give --master-key-file"
+               if found.unread else "")
+            + (f", e.g. {found.invalid_example}" if found.invalid_example else ""))  # fmt: skip
+    say(f"order: {found.conflicts:,} held, an earlier one of their key is open or a newer one was "
+        "handled" if found.conflicts else "order: no conflicts")  # fmt: skip
+    for dlq_id, why in found.aside_examples[:5]:
+        say(f"  {dlq_id[:8]}: {why}")
+    eta = age(found.seconds)
+    if found.assumed_rate is not None:
+        eta = f"{eta} at {found.assumed_rate:g}/s, say; without --rate the consumer decides"
+    say(f"time: {eta}; manifest {found.hash[:12]} up to number {found.high_water}")
+    if found.needs_approval:
+        say("a second person must approve it")
+    if found.count:
+        say(f"next: the same command without --dry-run, with --manifest {found.hash[:12]} and "
+            "--reason, sends exactly this")  # fmt: skip
+
+
+@grouped
 def replay(
     names: Names = None,
     *,
     config: Config = None,
     database: Database,
-    broker: Annotated[
-        str | None,
-        typer.Option(envvar="HOLDFAST_BROKER", show_default=False, help="Where to send them."),
-    ] = None,
+    broker: AnyBroker = None,
     letter: Letters = None,
-    topic: Topic = None,
-    consumer: ConsumerGroup = None,
-    kind: Kind = None,
-    error: Error = None,
-    tenant: Tenant = None,
-    version: Version = None,
-    key: Key = None,
-    correlation: Correlation = None,
-    since: Since = None,
-    until: Until = None,
+    wanted: LetterFilter,
     due: Annotated[
         bool, typer.Option("--due", help="Only what triage has put down for a retry by now.")
     ] = False,
@@ -86,34 +113,10 @@ def replay(
         str | None,
         typer.Option(help="With --due: go on and look every so often, e.g. 1m, without asking."),
     ] = None,
-    reason: Annotated[
-        str | None, typer.Option(help="Why; kept in the audit trail. Needed unless --dry-run.")
-    ] = None,
+    reason: AnyReason = None,
     actor: Actor = None,
-    is_dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
-    canary: Annotated[
-        int, typer.Option(min=0, help="So many go first, and all must be confirmed.")
-    ] = 20,
-    ramp: Annotated[
-        str, typer.Option(help="Shares after which confirmations are waited for.")
-    ] = "10%,50%",
-    rate: Annotated[str | None, typer.Option(help="At most, e.g. 500/s or 30/m.")] = None,
-    stop_at: Annotated[
-        str, typer.Option(help="Stop when more than this share failed again.")
-    ] = "5%",
-    patience: Annotated[
-        str, typer.Option(help="How long to wait for confirmations that do not come.")
-    ] = "60s",
-    commutative: Annotated[
-        bool, typer.Option("--commutative", help="Order does not matter to the handler.")
-    ] = False,
-    to_topic: Annotated[
-        str | None,
-        typer.Option(
-            help="'shared' for the original topic, or a topic that exists; the group's "
-            "private replay topic unless given."
-        ),
-    ] = None,
+    is_dry: IsDryRun = False,
+    how: ReplayTerms,
     expected: Annotated[
         str | None,
         typer.Option(
@@ -124,78 +127,27 @@ def replay(
     handler: Annotated[
         str | None, typer.Option(help="module:function to check payloads against, in --dry-run.")
     ] = None,
-    dedup_window: Annotated[
-        str | None,
-        typer.Option(
-            help="How long consumers remember what they handled, e.g. 14d, where this database "
-            "does not know: their inbox is elsewhere."
-        ),
-    ] = None,
-    beyond_window: Annotated[
-        bool,
-        typer.Option(
-            "--beyond-window",
-            help="Send also what is older than its consumer remembers: an effect may happen twice.",
-        ),
-    ] = False,
-    approve_above: Annotated[
-        int,
-        typer.Option(
-            envvar=_APPROVE_ABOVE,
-            min=0,
-            callback=_lowered,
-            help="Larger plans wait for the approval of somebody else; above the environment's "
-            "number always.",
-        ),
-    ] = 10_000,
     master_key_file: MasterKey = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Send dead letters again to the group that failed: canary, ramp, then the rest."""
-    known_class(kind)
-    policy = Policy(
-        canary=canary,
-        ramp=tuple(share(text) for text in ramp.split(",") if text.strip()),
-        failure_ratio=share(stop_at),
-        patience=seconds(patience, "--patience"),
-        commutative=commutative,
-    )
-    otherwise = None if dedup_window is None else seconds(dedup_window, "--dedup-window")
     with dead_letters(database) as engine:
-        terms = Terms(
-            policy=policy, rate=Rate.parse(rate), to_topic=to_topic, approve_above=approve_above,
-            # An automatic retry comes soon after the failure, at which dedup knew nothing of it.
-            memory=None if due else Memory(windows=windows(engine), otherwise=otherwise),
-            beyond_window=beyond_window,
-        )  # fmt: skip
-        selection = Selection(
-            groups=tuple(one_group(engine, name).group_id for name in names or ()),
-            dlq_ids=tuple(one_letter(engine, name) for name in letter or ()),
-            topic=topic,
-            consumer_group=consumer,
-            kind=kind,
-            error=error,
-            tenant=tenant,
-            version=version,
-            key=key,
-            correlation=correlation,
-            since=moment(since, "--since"),
-            until=moment(until, "--until"),
-            due=due,
-        )
+        terms = how.options(engine, due=due)
+        admin = DeadLetterAdmin(engine)
+        selection = wanted.selection(admin, groups=names, letters=letter, due=due)
         if is_dry:
             named = None if handler is None else Named.load(handler)
             manifest = surveyed(engine, selection, terms)
             vault = opened_vault(engine, master_key_file)
             found = dry_run(engine, manifest, terms, handler=named, vault=vault)
-            report(engine, found, as_json=as_json)
+            report(admin, found, as_json=as_json)
             return
         if reason is None:
             raise ConfigurationError("a replay needs a reason: say why, with --reason")
         if broker is None:
             raise ConfigurationError("where to? give --broker, e.g. kafka://host:9092")
-        who = warrant(actor, reason)
+        who = operator(actor, reason)
         if every is not None:
             retry_again_and_again(
                 engine, broker, master_key_file, selection, terms, who,
@@ -214,7 +166,7 @@ def replay(
         _require_same(manifest, expected)
         with outlet(engine, broker, master_key_file) as through:
             require_target(through, terms, manifest)
-            confirm(count, f"Replay {count:,} messages", yes=yes)
+            confirm(f"Replay {count:,} messages", count=count, yes=yes, as_json=as_json)
             plan = freeze(engine, selection, terms, who, agreed=manifest).plan
             if plan.waits_for_approval:
                 if as_json:

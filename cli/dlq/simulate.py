@@ -7,18 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.display import foreign, print_json, print_table, say
-from holdfast.cli.dlq.opened import dead_letters, one_group
-from holdfast.cli.dlq.options import Database, MasterKey
+from holdfast.cli.dlq.options import MasterKey, dead_letters
 from holdfast.cli.dlq.progress import shown_work
 from holdfast.cli.dlq.sending import opened_vault
-from holdfast.cli.dlq.trial import Trial
-from holdfast.cli.failures import EXIT_NOT_FOUND
+from holdfast.cli.exits import EXIT_NOT_FOUND
 from holdfast.cli.opened import existing_database
-from holdfast.cli.options import Config, Json
-from holdfast.dlq.replay.cases import cases
-from holdfast.dlq.replay.handlers import Named
+from holdfast.cli.options import Config, Database, Json
+from holdfast.consumer.handlers.trial import Trial
+from holdfast.dlq.operations import DeadLetterAdmin
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.replay.simulation import Prediction
+from holdfast.dlq.replay.simulation import Named, Prediction, cases
 from holdfast.dlq.replay.simulation import simulate as simulated
 
 
@@ -45,7 +43,8 @@ def simulate(
     """Run a handler on a group in a rolled-back transaction and predict the replay."""
     trial = Trial(Named.load(handler))
     with dead_letters(database) as engine, ExitStack() as closing:
-        groups = {group.group_id: group for group in (one_group(engine, name) for name in names)}
+        admin = DeadLetterAdmin(engine)
+        groups = {one.group_id: one for one in (admin.group(name) for name in names)}
         found = cases(engine, Selection(groups=tuple(groups)), limit=limit)
         vault = opened_vault(engine, master_key_file)
         target = engine

@@ -17,10 +17,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.consumer.schema import metadata as consumer_metadata
-from holdfast.dlq.schema import metadata as dlq_metadata
+from holdfast.dlq.store.schema import metadata as dlq_metadata
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import metadata as idempotency_metadata
 from holdfast.outbox import metadata as outbox_metadata
+from holdfast.sagas.schema import metadata as sagas_metadata
+from holdfast.tracing.schema import metadata as tracing_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +38,8 @@ PACKAGES: dict[str, MetaData] = {
     "holdfast.dlq.migrations": dlq_metadata,
     "holdfast.idempotency.migrations": idempotency_metadata,
     "holdfast.outbox.migrations": outbox_metadata,
+    "holdfast.sagas.migrations": sagas_metadata,
+    "holdfast.tracing.migrations": tracing_metadata,
 }
 """Where the revisions of each branch are, and the tables they must lead to."""
 

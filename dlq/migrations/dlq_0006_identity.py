@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 
-from holdfast.dlq.redaction import without_fields
+from holdfast.dlq.protection.redaction import without_fields
 from holdfast.errors import ConfigurationError
 from holdfast.ids import derived_id
 

@@ -1,28 +1,33 @@
 """Replay of dead letters: frozen plans, canary and ramp, confirmed by the group that failed."""
 
 from holdfast.dlq.replay import schema as _tables  # noqa: F401 - before whatever uses them
-from holdfast.dlq.replay.ending import Ending, EndingKind
-from holdfast.dlq.replay.freezing import freeze
-from holdfast.dlq.replay.marks import Marks, is_for, original, replay_topic
+from holdfast.dlq.replay.freeze import freeze
 from holdfast.dlq.replay.outcomes import confirmed, confirmed_all, failed_again, held_back
-from holdfast.dlq.replay.plan import Plan, Terms
+from holdfast.dlq.replay.plan import (
+    EndingKind,
+    Rate,
+    ReplayOptions,
+    ReplayPlan,
+    RunResult,
+    StopPolicy,
+)
 from holdfast.dlq.replay.plans import Plans
-from holdfast.dlq.replay.rate import Rate
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.sender import Sender
-from holdfast.dlq.replay.steps import Policy
+from holdfast.headers import ReplayHeaders, replay_topic
+from holdfast.message import is_for, original
 
 __all__ = [
-    "Ending",
     "EndingKind",
-    "Marks",
-    "Plan",
     "Plans",
-    "Policy",
     "Rate",
+    "ReplayHeaders",
+    "ReplayOptions",
+    "ReplayPlan",
+    "RunResult",
     "Selection",
     "Sender",
-    "Terms",
+    "StopPolicy",
     "confirmed",
     "confirmed_all",
     "failed_again",

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.columns import cut
+from holdfast.db.text import cut
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.replay.marks import Marks, replay_topic
+from holdfast.dlq.replay.plan import WAITING, ItemState
 from holdfast.dlq.replay.schema import item, plan
-from holdfast.dlq.replay.state import WAITING, ItemState
-from holdfast.dlq.rows import PENDING, is_of
-from holdfast.dlq.schema import message as stored
+from holdfast.dlq.store.rows import PENDING, is_of
+from holdfast.dlq.store.schema import message as stored
 from holdfast.errors import StaleDelivery
+from holdfast.headers import ReplayHeaders, replay_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ log = logging.getLogger("holdfast.dlq.replay")
 _LETTER = ("state", "message_id", "exact", "consumer_group", "topic")
 
 
-class Standing(Enum):
+class ReplayStanding(Enum):
     """What this database knows about a message with the marks of a replay."""
 
     LIVE = "live"
@@ -54,14 +54,14 @@ class Withdrawn(StaleDelivery):
     """A replayed copy came too late: its plan or its letter has ended. Nothing was committed."""
 
 
-def standing(db: Connection, message: Message, came_by: str | None = None) -> Standing:
+def standing(db: Connection, message: Message, came_by: str | None = None) -> ReplayStanding:
     """Return what this database knows about *message*, which *came by* that topic."""
     return standings(db, [(message, message.topic if came_by is None else came_by)])[0]
 
 
-def standings(db: Connection, came: Iterable[tuple[Message, str]]) -> list[Standing]:
+def standings(db: Connection, came: Iterable[tuple[Message, str]]) -> list[ReplayStanding]:
     """Return the standing of each message, which came by the topic beside it, in their order."""
-    every = [(Marks.of(message.headers), message, topic) for message, topic in came]
+    every = [(ReplayHeaders.of(message.headers), message, topic) for message, topic in came]
     by_plan: dict[str, set[str]] = {}
     for marks, _, _ in every:
         if marks is not None:
@@ -75,12 +75,12 @@ def standings(db: Connection, came: Iterable[tuple[Message, str]]) -> list[Stand
     found = []
     for marks, message, topic in every:
         if marks is None:
-            found.append(Standing.FORGED)
+            found.append(ReplayStanding.FORGED)
         elif (row := known.get((marks.plan, marks.dlq_id))) is not None:
             found.append(_judged(marks, message, topic, row))
         else:
             is_here = marks.plan in here or marks.dlq_id in here
-            found.append(Standing.FORGED if is_here else Standing.ELSEWHERE)
+            found.append(ReplayStanding.FORGED if is_here else ReplayStanding.ELSEWHERE)
     return found
 
 
@@ -89,7 +89,7 @@ def require_live(db: Connection, message: Message) -> None:
 
     Call it in the transaction of the effect: its letter and its item stay locked until then.
     """
-    marks = Marks.of(message.headers)
+    marks = ReplayHeaders.of(message.headers)
     if marks is None:
         return
     state = select(stored.c.state).where(stored.c.dlq_id == marks.dlq_id).with_for_update()
@@ -105,7 +105,7 @@ def require_live(db: Connection, message: Message) -> None:
 
 def withdrawn(db: Connection, message: Message, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """Note in its plan that the copy *message* came, and was not handled."""
-    marks = Marks.of(message.headers)
+    marks = ReplayHeaders.of(message.headers)
     if marks is None:
         return
     log.warning("replayed message %s is not handled: the claim of plan %s on letter %s has ended",
@@ -138,7 +138,7 @@ def _items(plan_id: str, dlq_ids: list[str]) -> Any:
     )
 
 
-def _here(db: Connection, missing: list[Marks]) -> set[str]:
+def _here(db: Connection, missing: list[ReplayHeaders]) -> set[str]:
     """Return which plans and letters of *missing* this database has."""
     if not missing:
         return set()
@@ -148,18 +148,18 @@ def _here(db: Connection, missing: list[Marks]) -> set[str]:
     return {*db.execute(plans).scalars(), *db.execute(letters).scalars()}
 
 
-def _judged(marks: Marks, message: Message, topic: str, row: Any) -> Standing:
+def _judged(marks: ReplayHeaders, message: Message, topic: str, row: Any) -> ReplayStanding:
     ways = (marks.topic, replay_topic(marks.topic, marks.group), row["target"])
     if topic not in ways:
-        return Standing.FORGED
+        return ReplayStanding.FORGED
     if row["state"] is not None and not (
         is_of(row, message.id)
         and row["consumer_group"] == cut(marks.group)
         and row["topic"] == cut(marks.topic)
     ):
-        return Standing.FORGED
+        return ReplayStanding.FORGED
     if row["item_state"] == ItemState.HELD:
-        return Standing.HELD
+        return ReplayStanding.HELD
     if row["item_state"] == ItemState.CONFIRMED:
-        return Standing.DONE
-    return Standing.LIVE if row["live"] and row["state"] == PENDING else Standing.OVER
+        return ReplayStanding.DONE
+    return ReplayStanding.LIVE if row["live"] and row["state"] == PENDING else ReplayStanding.OVER

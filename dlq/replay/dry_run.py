@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.letters import WITHHELD, open_messages
-from holdfast.dlq.replay.rate import Rate
-from holdfast.dlq.replay.state import ItemState
-from holdfast.dlq.replay.target import target_topic
+from holdfast.dlq.replay.plan import ItemState, Rate
+from holdfast.dlq.replay.reading import target_topic
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay.handlers import Named
-    from holdfast.dlq.replay.manifest import Candidate
-    from holdfast.dlq.replay.plan import Terms
-    from holdfast.dlq.replay.surveying import Manifest
-    from holdfast.dlq.vault import Vault
+    from holdfast.dlq.protection.vault import Vault
+    from holdfast.dlq.replay.plan import ReplayOptions
+    from holdfast.dlq.replay.selection import LetterRef
+    from holdfast.dlq.replay.simulation import Named
+    from holdfast.dlq.replay.survey import Manifest
 
 _CHUNK = 500
 _ASIDES = 20
@@ -73,7 +72,7 @@ class DryRun:
 def dry_run(
     engine: Engine,
     manifest: Manifest,
-    terms: Terms,
+    terms: ReplayOptions,
     *,
     handler: Named | None = None,
     vault: Vault | None = None,
@@ -114,7 +113,7 @@ def dry_run(
     )
 
 
-def _ages(letters: Sequence[Candidate], now: float) -> list[float]:
+def _ages(letters: Sequence[LetterRef], now: float) -> list[float]:
     # A clock that runs ahead elsewhere makes no message younger than new.
     return [max(0.0, now - at.timestamp()) for letter in letters if (at := letter.event_at)]
 
@@ -130,7 +129,7 @@ class _Checked:
 
 
 def _check(
-    engine: Engine, letters: Sequence[Candidate], handler: Named, vault: Vault | None
+    engine: Engine, letters: Sequence[LetterRef], handler: Named, vault: Vault | None
 ) -> _Checked:
     found = _Checked()
     ids = [letter.dlq_id for letter in letters]

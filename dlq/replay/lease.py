@@ -7,24 +7,24 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, literal_column, or_, select, update
+from sqlalchemy import and_, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.audit import Audit, Warrant
-from holdfast.dlq.closing import SYSTEM
+from holdfast.db.audit import Audit, Operator
+from holdfast.db.lease import LeaseColumns
+from holdfast.db.transactions import committed
+from holdfast.dlq.replay.plan import NotNow, PlanState
 from holdfast.dlq.replay.schema import item, plan
-from holdfast.dlq.replay.state import NotNow, PlanState
-from holdfast.dlq.transactions import committed
+from holdfast.dlq.store.closing import SYSTEM
 from holdfast.errors import ConfigurationError, StaleDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from sqlalchemy import ColumnElement
     from sqlalchemy.engine import Connection, Engine
 
-_SQLITE_EPOCH = 2440587.5  # the Julian day on which POSIX time begins
-_DAY = 86400.0
+PLAN_LEASE = LeaseColumns(owner=plan.c.owner, until=plan.c.until, epoch=plan.c.epoch)
+"""Who sends a plan, and until when."""
 _AUDITED = {PlanState.STOPPED: "replay.stop", PlanState.DONE: "replay.done"}
 
 
@@ -36,21 +36,8 @@ class TakenPlan(NotNow):
     """A sender that is alive holds the plan."""
 
 
-def database_seconds(dialect: str) -> ColumnElement[Any]:
-    """Return POSIX seconds by the clock of the database."""
-    match dialect:
-        case "postgresql":
-            return func.extract("epoch", func.clock_timestamp())
-        case "mysql" | "mariadb":
-            # In UTC: a local clock shows an hour twice when summer time ends.
-            utc = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))"
-            return literal_column(utc) / 1e6
-        case _:
-            return (func.julianday("now") - _SQLITE_EPOCH) * _DAY
-
-
 @dataclass(frozen=True, slots=True)
-class Lease:
+class PlanLease:
     """The right to send plan *plan_id*, for as long as nobody has a higher epoch."""
 
     engine: Engine
@@ -63,7 +50,7 @@ class Lease:
     @classmethod
     def take(
         cls, engine: Engine, plan_id: str, *, seconds: float = 5.0, clock: Clock = SYSTEM_CLOCK
-    ) -> Lease:
+    ) -> PlanLease:
         """Take the plan unless a living sender has it; waits out the lease of a dead one.
 
         A sender that lives renews, so the lease is asked for again until twice its length
@@ -91,13 +78,12 @@ class Lease:
 
         Raises `Fenced` when another sender has taken over.
         """
-        until = database_seconds(db.dialect.name) + self.seconds
-        own = (plan.c.id == self.plan_id) & (plan.c.epoch == self.epoch)
-        where = own & plan.c.state.in_(states) if states else own
-        if db.execute(update(plan).where(where).values(until=until, **values)).rowcount == 1:
+        row = plan.c.id == self.plan_id
+        wanted = and_(row, plan.c.state.in_(states)) if states else row
+        if PLAN_LEASE.renew(db, wanted, epoch=self.epoch, seconds=self.seconds, **values):
             self._record(db, values)
             return True
-        if db.execute(select(plan.c.epoch).where(own)).scalar() is None:
+        if not PLAN_LEASE.verify(db, row, epoch=self.epoch):
             raise Fenced(f"another sender has taken over plan {self.plan_id[-8:]}")
         return False
 
@@ -109,15 +95,15 @@ class Lease:
         counts = select(item.c.state, func.count()).where(item.c.plan_id == self.plan_id)
         detail = {state: count for state, count in db.execute(counts.group_by(item.c.state))}  # noqa: C416 - Rows
         why = values.get("stopped_because") or "every message has an outcome"
-        warrant = Warrant(actor=SYSTEM, reason=why)
-        Audit(clock=self.clock).append(db, warrant, action, f"plan {self.plan_id}", detail)
+        operator = Operator(actor=SYSTEM, reason=why)
+        Audit(clock=self.clock).append(db, operator, action, f"plan {self.plan_id}", detail)
 
     def release(self) -> None:
         """Give the plan back, so that the next sender need not wait."""
-        own = (plan.c.id == self.plan_id) & (plan.c.epoch == self.epoch)
+        row = plan.c.id == self.plan_id
         committed(
             self.engine,
-            lambda db: db.execute(update(plan).where(own).values(owner=None, until=0)).rowcount,
+            lambda db: PLAN_LEASE.release(db, row, epoch=self.epoch),
             clock=self.clock,
         )
 
@@ -125,12 +111,9 @@ class Lease:
 def _taken(
     db: Connection, plan_id: str, owner: str, seconds: float
 ) -> tuple[int | None, str | None]:
-    now = database_seconds(db.dialect.name)
-    free = or_(plan.c.owner.is_(None), plan.c.until < now)
-    taken = db.execute(
-        update(plan)
-        .where(plan.c.id == plan_id, free)
-        .values(owner=owner, epoch=plan.c.epoch + 1, until=now + seconds)
-    ).rowcount
-    row = db.execute(select(plan.c.epoch, plan.c.owner).where(plan.c.id == plan_id)).one()
-    return (row.epoch, None) if taken else (None, row.owner)
+    row = plan.c.id == plan_id
+    taken = PLAN_LEASE.take(db, row, owner=owner, seconds=seconds)
+    found = PLAN_LEASE.look(db, row)
+    if found is None:
+        raise ConfigurationError(f"plan {plan_id[-8:]} is not there any more")
+    return (found.epoch, None) if taken else (None, found.owner)

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import and_, case, exists, func, select
 
-from holdfast.database import reading
+from holdfast.db.engine import reading
 from holdfast.dlq.letter import Governance
-from holdfast.dlq.replay.manifest import Candidate
+from holdfast.dlq.protection.vault import opened
 from holdfast.dlq.replay.schema import item
-from holdfast.dlq.restoring import opened
-from holdfast.dlq.rows import Envelope, headers_of, message_of, moment
-from holdfast.dlq.schema import message, revision
+from holdfast.dlq.replay.selection import LetterRef
+from holdfast.dlq.store.rows import LetterEnvelope, message_of, moment
+from holdfast.dlq.store.schema import message, revision
 from holdfast.errors import ConfigurationError
+from holdfast.stored_message import headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
+    from holdfast.dlq.protection.vault import Vault
     from holdfast.dlq.replay.selection import Selection
-    from holdfast.dlq.vault import Vault
     from holdfast.message import Message
 
 _MESSAGE = tuple(
@@ -34,7 +35,7 @@ _MESSAGE = tuple(
         "exact",
     )
 )  # fmt: skip
-_envelope = msgspec.json.Decoder(Envelope).decode
+_envelope = msgspec.json.Decoder(LetterEnvelope).decode
 # The envelope is long, and only that of a data subject can name encrypted fields.
 _ENVELOPE = case((message.c.subject.is_not(None), message.c.envelope)).label("envelope")
 WITHHELD = "(its words are withheld: the message has encrypted fields)"
@@ -75,9 +76,9 @@ def claims(db: Connection, selection: Selection) -> dict[str, int]:
     return {plan_id: count for plan_id, count in db.execute(claimed)}  # noqa: C416 - Rows
 
 
-def candidate(row: Any) -> Candidate:
+def candidate(row: Any) -> LetterRef:
     """Return *row* as a candidate."""
-    return Candidate(
+    return LetterRef(
         dlq_id=row.dlq_id,
         topic=row.topic,
         group=row.consumer_group,
@@ -95,7 +96,7 @@ def candidate(row: Any) -> Candidate:
     )
 
 
-def named(db: Connection, dlq_ids: Sequence[str]) -> list[Candidate]:
+def named(db: Connection, dlq_ids: Sequence[str]) -> list[LetterRef]:
     """Return the dead letters with these ids as candidates."""
     found = select(*_CANDIDATE).where(message.c.dlq_id.in_(dlq_ids))
     return [candidate(row) for row in db.execute(found)]

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.audit import Audit
-from holdfast.dlq.replay.schema import item, plan
-from holdfast.dlq.replay.state import ENDED
-from holdfast.dlq.schema import message
-from holdfast.dlq.transactions import committed
+from holdfast.db.audit import Audit
+from holdfast.db.transactions import committed
+from holdfast.dlq.replay.plan import ENDED
+from holdfast.dlq.replay.schema import item, lane, plan
+from holdfast.dlq.store.schema import message
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
-    from holdfast.dlq.audit import Warrant
+    from holdfast.db.audit import Operator
 
 _BATCH = 5_000
 
 
 def prune_plans(
-    engine: Engine, *, older_than: float, warrant: Warrant, clock: Clock = SYSTEM_CLOCK
+    engine: Engine, *, older_than: float, operator: Operator, clock: Clock = SYSTEM_CLOCK
 ) -> int:
     """Delete plans that ended more than *older_than* seconds ago; return how many.
 
@@ -43,11 +43,11 @@ def prune_plans(
     with engine.connect() as db:
         names = list(db.execute(over).scalars())
     for name in names:
-        _delete(engine, name, warrant, clock)
+        _delete(engine, name, operator, clock)
     return len(names)
 
 
-def _delete(engine: Engine, name: str, warrant: Warrant, clock: Clock) -> None:
+def _delete(engine: Engine, name: str, operator: Operator, clock: Clock) -> None:
     """Delete a plan in short transactions, itself last."""
 
     def some(db: Connection) -> bool:
@@ -55,8 +55,9 @@ def _delete(engine: Engine, name: str, warrant: Warrant, clock: Clock) -> None:
             select(func.min(item.c.position)).where(item.c.plan_id == name)
         ).scalar_one()
         if first is None:
+            db.execute(delete(lane).where(lane.c.plan_id == name))
             db.execute(delete(plan).where(plan.c.id == name))
-            Audit(clock=clock).append(db, warrant, "prune", f"plan {name}")
+            Audit(clock=clock).append(db, operator, "prune", f"plan {name}")
             return False
         below = item.c.position < first + _BATCH
         db.execute(delete(item).where(item.c.plan_id == name, below))

@@ -24,7 +24,7 @@ UNION ALL
 SELECT s.message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(s.alone), NULL
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_start s
-ON s.consumer = :consumer AND s.message_id = j.id AND s.owner <> :owner
+ON s.consumer = :consumer AND s.message_id = j.id AND s.owner <> :owner AND s.alone >= 0
 GROUP BY s.message_id
 -- name: blame
 INSERT INTO holdfast_attempt (consumer, message_id, failed, released, crashed, suspected,
@@ -38,6 +38,11 @@ ON DUPLICATE KEY UPDATE failed = failed + VALUES(failed), released = released + 
     first_failed_at = coalesce(first_failed_at, VALUES(first_failed_at)),
     last_failed_at = coalesce(VALUES(last_failed_at), last_failed_at),
     last_error = coalesce(VALUES(last_error), last_error), changed_at = VALUES(changed_at)
+-- What was settled counts for nobody's crash any more, and stays as company: alone - 2.
+-- name: settle_marks
+UPDATE JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_start s ON s.consumer = :consumer AND s.message_id = j.id
+SET s.alone = s.alone - 2 WHERE s.alone >= 0
 -- name: forget
 DELETE a FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
 STRAIGHT_JOIN holdfast_attempt a ON a.consumer = :consumer AND a.message_id = j.id
@@ -53,6 +58,13 @@ WHERE o.owner IS NULL
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id
+-- Again, and locked: what is being settled is waited for.
+-- name: lock_marks
+SELECT s.consumer, s.message_id, s.alone
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) j
+STRAIGHT_JOIN holdfast_start s
+ON s.consumer = :consumer AND s.message_id = j.id AND s.owner = :owner
+FOR UPDATE
 -- name: bury
 DELETE FROM holdfast_owner WHERE owner = :owner
 -- name: old_attempts
@@ -96,27 +108,9 @@ DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 - :age
 -- name: lease_seed
 INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
-VALUES (:consumer, :message, 0, 0)
+VALUES (:of, :what, 0, 0)
 -- Locks the row for writing; IGNORE would lock it for reading, and two such wait in a circle.
 ON DUPLICATE KEY UPDATE token = token
--- name: lease_look
-SELECT token, until, until - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 AS remaining
-FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
--- name: lease_take
--- The token only grows, also where the row was pruned in between.
-UPDATE holdfast_inbox_lease
-SET token = greatest(token + 1, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS SIGNED)), until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
-WHERE consumer = :consumer AND message = :message
--- name: lease_renew
--- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
-UPDATE holdfast_inbox_lease SET until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6 + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
--- name: lease_end
-DELETE FROM holdfast_inbox_lease
-WHERE consumer = :consumer AND message = :message AND token = :token
--- name: lease_free
-UPDATE holdfast_inbox_lease SET until = 0
-WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: version_seed
 INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
 VALUES (:consumer, :entity, :version, 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)

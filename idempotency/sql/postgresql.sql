@@ -27,7 +27,7 @@ WHERE (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
 UNION ALL
 SELECT message_id, 0, 0, 0, 0, CAST(NULL AS double precision), CAST(NULL AS double precision), CAST(NULL AS text), count(*), sum(alone), CAST(NULL AS double precision)
 FROM holdfast_start
-WHERE owner <> :owner AND (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
+WHERE owner <> :owner AND alone >= 0 AND (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
     FROM json_array_elements_text(CAST(:ids AS json)) AS id
     LIMIT json_array_length(CAST(:ids AS json)))
 GROUP BY message_id
@@ -47,6 +47,12 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     last_failed_at = coalesce(excluded.last_failed_at, holdfast_attempt.last_failed_at),
     last_error = coalesce(excluded.last_error, holdfast_attempt.last_error),
     changed_at = excluded.changed_at
+-- What was settled counts for nobody's crash any more, and stays as company: alone - 2.
+-- name: settle_marks
+UPDATE holdfast_start SET alone = alone - 2
+WHERE alone >= 0 AND (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
 -- name: forget
 DELETE FROM holdfast_attempt
 WHERE (consumer, message_id) IN (SELECT CAST(:consumer AS text), id
@@ -65,6 +71,13 @@ ON CONFLICT DO NOTHING
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id
+-- Again, and locked: what is being settled is waited for.
+-- name: lock_marks
+SELECT consumer, message_id, alone FROM holdfast_start
+WHERE (consumer, message_id, owner) IN (SELECT CAST(:consumer AS text), id, CAST(:owner AS text)
+    FROM json_array_elements_text(CAST(:ids AS json)) AS id
+    LIMIT json_array_length(CAST(:ids AS json)))
+ORDER BY message_id FOR UPDATE
 -- name: bury
 DELETE FROM holdfast_owner WHERE owner = :owner
 -- name: old_attempts
@@ -114,26 +127,8 @@ DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < extract(epoch FROM clock_timestamp()) - :age
 -- name: lease_seed
 INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
-VALUES (:consumer, :message, 0, 0)
+VALUES (:of, :what, 0, 0)
 ON CONFLICT DO NOTHING
--- name: lease_look
-SELECT token, until, until - extract(epoch FROM clock_timestamp()) AS remaining
-FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message FOR UPDATE
--- name: lease_take
--- The token only grows, also where the row was pruned in between.
-UPDATE holdfast_inbox_lease
-SET token = greatest(token + 1, CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)), until = extract(epoch FROM clock_timestamp()) + :seconds
-WHERE consumer = :consumer AND message = :message
--- name: lease_renew
--- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
-UPDATE holdfast_inbox_lease SET until = extract(epoch FROM clock_timestamp()) + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
--- name: lease_end
-DELETE FROM holdfast_inbox_lease
-WHERE consumer = :consumer AND message = :message AND token = :token
--- name: lease_free
-UPDATE holdfast_inbox_lease SET until = 0
-WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: version_seed
 INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
 VALUES (:consumer, :entity, :version, 0, extract(epoch FROM clock_timestamp()))

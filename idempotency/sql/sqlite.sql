@@ -20,7 +20,7 @@ WHERE consumer = :consumer AND message_id IN (SELECT value FROM json_each(:ids))
 UNION ALL
 SELECT message_id, 0, 0, 0, 0, NULL, NULL, NULL, count(*), sum(alone), NULL
 FROM holdfast_start
-WHERE consumer = :consumer AND owner <> :owner
+WHERE consumer = :consumer AND owner <> :owner AND alone >= 0
 AND message_id IN (SELECT value FROM json_each(:ids))
 GROUP BY message_id
 -- name: blame
@@ -39,6 +39,10 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     last_failed_at = coalesce(excluded.last_failed_at, holdfast_attempt.last_failed_at),
     last_error = coalesce(excluded.last_error, holdfast_attempt.last_error),
     changed_at = excluded.changed_at
+-- What was settled counts for nobody's crash any more, and stays as company: alone - 2.
+-- name: settle_marks
+UPDATE holdfast_start SET alone = alone - 2
+WHERE alone >= 0 AND consumer = :consumer AND message_id IN (SELECT value FROM json_each(:ids))
 -- name: forget
 DELETE FROM holdfast_attempt
 WHERE consumer = :consumer AND message_id IN (SELECT value FROM json_each(:ids))
@@ -54,6 +58,11 @@ WHERE o.owner IS NULL
 -- name: marks_of
 SELECT consumer, message_id, alone FROM holdfast_start WHERE owner = :owner
 ORDER BY consumer, message_id
+-- Again, and locked: what is being settled is waited for.
+-- name: lock_marks
+SELECT consumer, message_id, alone FROM holdfast_start
+WHERE consumer = :consumer AND owner = :owner
+AND message_id IN (SELECT value FROM json_each(:ids))
 -- name: bury
 DELETE FROM holdfast_owner WHERE owner = :owner
 -- name: old_attempts
@@ -88,26 +97,8 @@ DELETE FROM holdfast_inbox_lease
 WHERE consumer = :consumer AND until < (julianday('now') - 2440587.5) * 86400.0 - :age
 -- name: lease_seed
 INSERT INTO holdfast_inbox_lease (consumer, message, token, until)
-VALUES (:consumer, :message, 0, 0)
+VALUES (:of, :what, 0, 0)
 ON CONFLICT DO NOTHING
--- name: lease_look
-SELECT token, until, until - (julianday('now') - 2440587.5) * 86400.0 AS remaining
-FROM holdfast_inbox_lease WHERE consumer = :consumer AND message = :message
--- name: lease_take
--- The token only grows, also where the row was pruned in between.
-UPDATE holdfast_inbox_lease
-SET token = max(token + 1, CAST((julianday('now') - 2440587.5) * 86400.0 * 1000000 AS INTEGER)), until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
-WHERE consumer = :consumer AND message = :message
--- name: lease_renew
--- One that was given back (0) stays so: a heartbeat on its way would lock out the next attempt.
-UPDATE holdfast_inbox_lease SET until = (julianday('now') - 2440587.5) * 86400.0 + :seconds
-WHERE consumer = :consumer AND message = :message AND token = :token AND until > 0
--- name: lease_end
-DELETE FROM holdfast_inbox_lease
-WHERE consumer = :consumer AND message = :message AND token = :token
--- name: lease_free
-UPDATE holdfast_inbox_lease SET until = 0
-WHERE consumer = :consumer AND message = :message AND token = :token
 -- name: version_seed
 INSERT INTO holdfast_version (consumer, entity, version, stale, changed_at)
 VALUES (:consumer, :entity, :version, 0, (julianday('now') - 2440587.5) * 86400.0)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from holdfast.lazily import lazily
+from holdfast.extras import lazily
 
 if TYPE_CHECKING:
     from holdfast.outbox.cdc.engine import Cdc

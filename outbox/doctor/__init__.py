@@ -1,6 +1,7 @@
 """What is wrong with an outbox, and what to do about it."""
 
-from holdfast.outbox.doctor.examination import Doctor
-from holdfast.outbox.doctor.finding import Finding, Limits, Severity
+from holdfast.findings import Finding, Severity
+from holdfast.outbox.doctor.context import Limits
+from holdfast.outbox.doctor.doctor import Doctor
 
 __all__ = ["Doctor", "Finding", "Limits", "Severity"]

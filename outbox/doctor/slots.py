@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.outbox.doctor.finding import Finding, Severity, duration, size
+from holdfast.findings import Finding, Severity, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy.engine import Row
 
-    from holdfast.outbox.doctor.patient import Patient
+    from holdfast.outbox.doctor.context import DoctorContext
 
 _BROKEN = {
     "lost": "the server has thrown away what the slot needs",
@@ -19,7 +19,7 @@ _BROKEN = {
 }
 
 
-def slots(patient: Patient) -> Iterator[Finding]:
+def slots(patient: DoctorContext) -> Iterator[Finding]:
     """Judge every slot of the server, since each of them can fill its disk."""
     with patient.connected() as db:
         found = db.execute(patient.sql["slots"]).all()
@@ -50,14 +50,13 @@ def slots(patient: Patient) -> Iterator[Finding]:
             severity=Severity.WARNING,
             text="max_slot_wal_keep_size is unlimited: a slot that nobody reads fills the disk",
             fix="run  ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'  and  SELECT "
-            "pg_reload_conf();  when a slot is lost the WAL engine reads the table instead, but "
-            "events without a row (WalOutbox) are lost with it: leave room for a long outage",
+            "pg_reload_conf();  when a slot is lost the WAL engine reads the table instead",
         )
     for slot in found:
         yield _judged(patient, slot, rate)
 
 
-def _judged(patient: Patient, slot: Row[Any], rate: float) -> Finding:
+def _judged(patient: DoctorContext, slot: Row[Any], rate: float) -> Finding:
     limits, retained = patient.limits, float(slot.retained or 0)
     safe = None if slot.safe_wal_size is None else float(slot.safe_wal_size)
     minutes = None if safe is None or rate <= 0 else max(0.0, safe) / rate / 60
@@ -94,21 +93,18 @@ def _judged(patient: Patient, slot: Row[Any], rate: float) -> Finding:
     )  # fmt: skip
 
 
-def _fix(patient: Patient, slot: Row[Any]) -> str:
+def _fix(patient: DoctorContext, slot: Row[Any]) -> str:
     drop = f"SELECT pg_drop_replication_slot('{slot.slot_name}')"
     if slot.slot_name == patient.slot and slot.wal_status != "lost":
         return f"start  holdfast relay --engine wal,  or give the slot up:  {drop}"
     if slot.slot_name == patient.slot:
-        return (
-            "start  holdfast relay --engine wal: it makes a new slot and reads the table; events "
-            f"without a row (WalOutbox) that committed after {slot.confirmed} are lost"
-        )
+        return "start  holdfast relay --engine wal: it makes a new slot and reads the table"
     if slot.active:
         return f"see why its reader (pid {slot.active_pid}) is slow"
     return f"start its reader, or if nobody needs it any more:  {drop}"
 
 
-def publication(patient: Patient) -> Iterator[Finding]:
+def publication(patient: DoctorContext) -> Iterator[Finding]:
     """Judge whether the slot's publication holds the outbox; without a slot it need not."""
     with patient.connected() as db:
         names = {"slot": patient.slot, "name": patient.publication, "table": "holdfast_outbox"}

@@ -6,7 +6,7 @@ that and leaves the old table where it is: run  holdfast db upgrade  to move it.
 
 from __future__ import annotations
 
-from holdfast.audit_moving import share_trail
+from holdfast.db.audit_moving import share_trail
 from holdfast.errors import ConfigurationError
 
 revision = "outbox_0002"

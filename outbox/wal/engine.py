@@ -7,35 +7,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.delays import Delays
-from holdfast.outbox.engine import Step
-from holdfast.outbox.leased_sink import LeasedSink
-from holdfast.outbox.leases import LeaseLost, Leases, LeaseTerms
-from holdfast.outbox.missing import MissingTopics
-from holdfast.outbox.rows import staged
+from holdfast.outbox.relay.delayed import DelayedEvents
+from holdfast.outbox.relay.leases import Leases, LeaseTerms, ShardLeaseLost
+from holdfast.outbox.relay.monitoring import default_slot
+from holdfast.outbox.relay.publishing import MissingTopics, RelaySink
+from holdfast.outbox.relay.relay import RelayStep
 from holdfast.outbox.schema import outbox
-from holdfast.outbox.slot_name import default_slot
-from holdfast.outbox.wal.cleaner import Cleaner
-from holdfast.outbox.wal.courier import Courier
-from holdfast.outbox.wal.dispatch import Dispatch
-from holdfast.outbox.wal.faults import SlotBusy, SlotLost
-from holdfast.outbox.wal.intake import Batch, Covered, Intake
-from holdfast.outbox.wal.leftovers import Leftovers
-from holdfast.outbox.wal.losses import Losses
-from holdfast.outbox.wal.opening import Opening
-from holdfast.outbox.wal.parking import WalParking
-from holdfast.outbox.wal.reading import CONFIRM_SECONDS, Reading
-from holdfast.outbox.wal.slot import Slot, SlotNames
-from holdfast.outbox.wal.stranger import Stranger
-from holdfast.outbox.wal.waker import Waker
+from holdfast.outbox.wal.catchup import MissedRows, SlotSetup
+from holdfast.outbox.wal.cleanup import Cleaner
+from holdfast.outbox.wal.errors import SlotBusy, SlotLost
+from holdfast.outbox.wal.protocol import Waker
+from holdfast.outbox.wal.publishing import Dispatch, WalParking
+from holdfast.outbox.wal.reading import Covered, StreamBatch, StreamIntake, StreamReader
+from holdfast.outbox.wal.slot import ReplicationSlot, SlotConflict, SlotNames
+from holdfast.publishing import BatchPublisher
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
-    from holdfast.outbox.shard_sinks import ShardSinks
-    from holdfast.outbox.wal.reconcile import Reconcile
+    from holdfast.outbox.relay.publishing import ShardSinks
+    from holdfast.outbox.wal.catchup import Reconcile
     from holdfast.ports import Sink
 
 log = logging.getLogger("holdfast.outbox.wal")
@@ -50,9 +43,8 @@ class WalEngine:
 
     A step is bounded: when nothing happens it returns after 50 ms. At its start, and
     whenever the slot was lost, it publishes what the table holds and then goes on with the
-    stream, without a gap and in the order of each key. With *messages* it also publishes
-    the events of `WalOutbox`, which have no row. Slots belong to the whole server, so the
-    slot is named after the database unless *slot* says otherwise.
+    stream, without a gap and in the order of each key. Slots belong to
+    the whole server, so the slot is named after the database unless *slot* says otherwise.
     """
 
     name = "wal"
@@ -66,7 +58,6 @@ class WalEngine:
         publication: str = "holdfast_outbox",
         terms: LeaseTerms | None = None,
         batch: int = 2000,
-        messages: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if batch < 1:
@@ -75,50 +66,43 @@ class WalEngine:
         self._engine = _postgres(database)
         self._clock = clock
         self._batch = batch
-        self._messages = messages
         terms = replace(LeaseTerms() if terms is None else terms, engine="wal", exclusive=True)
         self._leases = Leases(self._engine, terms, clock=clock)
-        self._sink = LeasedSink(sink, self._leases)
+        self._sink = RelaySink(sink, self._leases)
         names = SlotNames(
             slot=default_slot(self._engine) if slot is None else slot,
             publication=publication,
             tables=(outbox.name,),
-            required=not messages,
-            when_lost="takes events without a row along: see docs/outbox.md"
-            if messages
-            else "is made anew and the table is read instead",
+            when_lost="is made anew and the table is read instead",
         )
-        self._slot = Slot(self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock)
+        self._slot = ReplicationSlot(
+            self._engine, names, reader=f"holdfast-{self._leases.me}", clock=clock
+        )
         self._waker = Waker()
         self._missing = MissingTopics(clock=clock)
         self._parking = WalParking(self._engine, self._missing, clock=clock)
-        self._delays = Delays(self._engine, self._leases, clock=clock)
+        self._delays = DelayedEvents(self._engine, self._leases, clock=clock)
         self._cleaner = Cleaner(
             self._engine, self._leases, self._waker.wake, clock=clock, most=2 * batch
         )
-        self._leftovers = Leftovers(self._engine, self._cleaner, clock=clock)
-        self._courier = Courier(
-            self._sink, self._waker.wake, at_once=self._sink.is_hurried, clock=clock
-        )
+        self._leftovers = MissedRows(self._engine, self._cleaner, clock=clock)
+        self._publisher = BatchPublisher(self._sink.publish, landed=self._waker.wake, clock=clock)
         self._dispatch = Dispatch(
-            self._sink, self._courier, self._leases, self._parking, self._cleaner, self._missing
+            self._sink, self._publisher, self._leases, self._parking, self._cleaner, self._missing
         )
-        self._losses = Losses(messages=messages)
-        self._opening = Opening(
-            self._engine, self._slot, self._losses, self._waker, batch=batch, clock=clock
-        )
+        self._opening = SlotSetup(self._engine, self._slot, self._waker, batch=batch, clock=clock)
         self._reconcile: Reconcile | None = None
-        self._ahead: Batch | None = None
+        self._ahead: StreamBatch | None = None
         """The next rows of the table, read while those before them are being published."""
-        self._reading: Reading[Batch] | None = None
-        self._stranger = Stranger(clock=clock)
+        self._reading: StreamReader[StreamBatch] | None = None
+        self._stranger = SlotConflict(clock=clock)
 
     @property
     def shards(self) -> int:
         """How many shards this relay owns now: all or none."""
         return len(self._leases.owned)
 
-    def step(self) -> Step:
+    def step(self) -> RelayStep:
         """Publish what has arrived; keep lease, stream and housekeeping going meanwhile."""
         step = self._guarded()
         # The stream outlives an outage of the broker; what was hit is sent again first.
@@ -126,17 +110,17 @@ class WalEngine:
         if outage is not None:
             raise outage
         missing = self._missing.topics
-        if (lost := self._losses.untold()) or self._stranger.named is not None or missing:
-            return replace(step, hindered=self._stranger.named, slots_lost=lost, missing=missing)
+        if self._stranger.named is not None or missing:
+            return replace(step, hindered=self._stranger.named, missing=missing)
         return step
 
-    def _guarded(self) -> Step:
+    def _guarded(self) -> RelayStep:
         try:
             if self._leases.due:
                 self._renew()
             if self._leases.owned:
                 return self._advance()
-        except LeaseLost:
+        except ShardLeaseLost:
             self._leases.drop()
             self._lose()
             raise
@@ -144,16 +128,16 @@ class WalEngine:
             self._let_go()
             self._stranger.seen(error)
             self._opening.not_before(self._clock.monotonic() + _BUSY_SECONDS)
-            return Step(standby=True)
+            return RelayStep(standby=True)
         except SlotLost as error:
             self._let_go()
             self._slot.discard(str(error))
-            return Step()
+            return RelayStep()
         except BaseException:
             self._let_go()
             raise
         self._waker.wait(_IDLE_SECONDS)
-        return Step(idle=True, standby=True)
+        return RelayStep(idle=True, standby=True)
 
     def _renew(self) -> None:
         # Our own deletion locks the shards' rows, which would look like another relay.
@@ -180,14 +164,14 @@ class WalEngine:
         self._reconcile = self._reading = self._ahead = None
         self._dispatch.detach()
 
-    def _advance(self) -> Step:
+    def _advance(self) -> RelayStep:
         if self._reading is not None:
             return self._follow(self._reading)
         if self._reconcile is not None:
             return self._catch_up(self._reconcile)
         return self._open()
 
-    def _open(self) -> Step:
+    def _open(self) -> RelayStep:
         """Get the slot and a snapshot; first settle what an earlier stream left behind."""
         step = self._dispatch.advance()
         if self._dispatch.busy:
@@ -200,12 +184,12 @@ class WalEngine:
             self._reconcile = self._opening.result()
         return step
 
-    def _catch_up(self, reconcile: Reconcile) -> Step:
+    def _catch_up(self, reconcile: Reconcile) -> RelayStep:
         """Publish the next rows of the table; after the last of them, begin to stream."""
         step = self._dispatch.advance().plus(self._housekeep())
         if self._ahead is None and not reconcile.ended:
             rows = reconcile.read(self._cleaner.unfinished)
-            self._ahead = Batch(rows, [staged(row) for row in rows]) if rows else None
+            self._ahead = StreamBatch.of(rows) if rows else None
         if self._dispatch.busy:
             if not self._dispatch.ready:
                 self._waker.wait(_IDLE_SECONDS)
@@ -219,18 +203,16 @@ class WalEngine:
             self._reading = self._begin(reconcile.covered)
         return step
 
-    def _begin(self, covered: Covered) -> Reading[Batch]:
-        intake = Intake(self._batch, covered, messages=self._messages)
-        # Messages are always asked for: to confirm events without looking would lose them.
+    def _begin(self, covered: Covered) -> StreamReader[StreamBatch]:
+        intake = StreamIntake(self._batch, covered)
+        # With messages: an event that a former version left there must not be confirmed away.
         stream = self._slot.stream(self._waker, messages=True, binary=True)
         self._stranger.gone()
-        # Of events without a row the slot alone says what was published.
-        every = 0.0 if self._messages else CONFIRM_SECONDS
-        return Reading(
-            stream, intake, target=covered.until, waker=self._waker, clock=self._clock, every=every
+        return StreamReader(
+            stream, intake, target=covered.until, waker=self._waker, clock=self._clock
         )
 
-    def _follow(self, reading: Reading[Batch]) -> Step:
+    def _follow(self, reading: StreamReader[StreamBatch]) -> RelayStep:
         """Collect, receive, send, confirm; wait only where none of it is possible."""
         step = self._dispatch.advance().plus(self._housekeep())
         received = reading.receive()
@@ -256,15 +238,15 @@ class WalEngine:
         self._missing.note(still)
         return len(still) < len(self._missing.topics)
 
-    def _sendable(self, reading: Reading[Batch]) -> bool:
+    def _sendable(self, reading: StreamReader[StreamBatch]) -> bool:
         return reading.waiting and not self._dispatch.busy
 
-    def _housekeep(self) -> Step:
+    def _housekeep(self) -> RelayStep:
         self._cleaner.work()
         self._delays.move()
         if self._dispatch.busy:  # the sink is not ours to use
-            return Step()
-        return Step(published=self._parking.refresh(self._leases, self._sink))
+            return RelayStep()
+        return RelayStep(published=self._parking.refresh(self._leases, self._sink))
 
     def close(self) -> None:
         """Settle the batch in flight, delete what was published, give up slot and leases."""
@@ -279,7 +261,7 @@ class WalEngine:
             if self._reading is not None:
                 self._reading.confirm(self._dispatch.finished, now=True)
         finally:
-            self._courier.close()
+            self._publisher.close()
             self._cleaner.forget()
             self._cleaner.close()
             self._let_go()

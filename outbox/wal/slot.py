@@ -1,4 +1,7 @@
-"""The replication slot and its publication: made when missing, checked before use."""
+"""The replication slot and its publication: made when missing, checked before use.
+
+Somebody else who reads the slot and stays is told of.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,126 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from sqlalchemy.exc import DBAPIError
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.sql import statements
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.slot_name import default_slot
-from holdfast.outbox.wal.faults import SlotBusy, SlotLost, translated
-from holdfast.outbox.wal.frames import position
-from holdfast.outbox.wal.publication import Publication
-from holdfast.outbox.wal.stream import Stream, options, replication_connection
-from holdfast.sql import statements
+from holdfast.outbox.relay.monitoring import default_slot
+from holdfast.outbox.wal.errors import SlotBusy, SlotLost, translated
+from holdfast.outbox.wal.protocol import (
+    ReplicationStream,
+    options,
+    position,
+    replication_connection,
+)
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine, Row
+    from sqlalchemy.engine import Connection, Engine, Row, RowMapping
 
-    from holdfast.outbox.wal.waker import Waker
+    from holdfast.outbox.wal.protocol import Waker
+
+
+_PRIVILEGE = "42501"
+_EXISTS = ("42710", "23505")  # made by another in the same moment
+_ACTS = ("insert", "update", "delete", "truncate")
+
+
+class Publication:
+    """What of the tables' changes the slot tells; every fault names the command that mends it."""
+
+    def __init__(self, engine: Engine, names: SlotNames) -> None:
+        self.names = names
+        self._engine = engine
+        self._sql = statements("holdfast.outbox.wal", "postgresql")
+
+    def prepare(self) -> None:
+        """Create the publication if it is missing; one that tells too little raises."""
+        found = self._found()
+        if found is None:
+            self._create()
+        else:
+            self._check_acts(found)
+        self._check_tables()
+
+    def _found(self) -> RowMapping | None:
+        name = {"name": self.names.publication}
+        with self._engine.connect() as db:
+            return db.execute(self._sql["publication"], name).mappings().first()
+
+    def _check_acts(self, found: RowMapping) -> None:
+        wanted = self.names.publish.split(", ")
+        if missing := [act for act in wanted if not found[act]]:
+            acts = ", ".join(act for act in _ACTS if found[act] or act in wanted)
+            raise ConfigurationError(
+                f"publication {self.names.publication} leaves "
+                f"{' and '.join(f'{act}s' for act in missing)} out: run  ALTER PUBLICATION "
+                f"{self.names.quoted} SET (publish = '{acts}')"
+            )
+
+    def _create(self) -> None:
+        names = self.names
+        name = sql.Identifier(names.publication)
+        with self._engine.connect() as db:
+            has = {t: db.execute(self._sql["table"], {"table": t}).first() for t in names.tables}
+        there = [found for found in has.values() if found is not None]
+        if len(there) < len(names.tables):
+            missing = ", ".join(table for table, found in has.items() if found is None)
+            raise ConfigurationError(f"table {missing} does not exist: run  holdfast db upgrade")
+        tables = sql.SQL(", ").join(sql.Identifier(*found) for found in there)
+        clause = sql.SQL("FOR TABLE {} ").format(tables) if there else sql.SQL("")
+        command = (
+            sql.SQL(
+                "CREATE PUBLICATION {} {}WITH (publish = {}, publish_via_partition_root = true)"
+            )
+            .format(name, clause, sql.Literal(names.publish))
+            .as_string()
+        )
+        self._run("create the publication", command, *self._comments(names.remark))
+
+    def _comments(self, remark: str | None) -> list[str]:
+        if not self.names.remark:
+            return []
+        said = sql.SQL("COMMENT ON PUBLICATION {} IS {}")
+        name = sql.Identifier(self.names.publication)
+        return [said.format(name, sql.Literal(remark)).as_string()]
+
+    def _run(self, what: str, *commands: str) -> None:
+        """Run *commands*, unless another did so in the same moment."""
+        try:
+            with self._engine.begin() as db:
+                for command in commands:
+                    db.exec_driver_sql(command)
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if state not in (_PRIVILEGE, *_EXISTS):
+                raise
+            if state == _PRIVILEGE:
+                raise ConfigurationError(
+                    f"this role may not {what}; run as the owner:  {commands[0]}"
+                ) from error
+
+    @property
+    def marked(self) -> bool:
+        """Whether the publication was made here and `unmark` was not called yet."""
+        found = self._found()
+        return found is not None and found["remark"] == self.names.remark != ""
+
+    def unmark(self) -> None:
+        """Take the remark from the publication."""
+        if self.marked:
+            self._run("change the publication's comment", *self._comments(None))
+
+    def _check_tables(self) -> None:
+        with self._engine.connect() as db:
+            for table in self.names.tables:
+                where = {"name": self.names.publication, "table": table}
+                if not db.execute(self._sql["published"], where).scalar():
+                    raise ConfigurationError(
+                        f"publication {self.names.publication} lacks the table: run  ALTER "
+                        f"PUBLICATION {self.names.quoted} ADD TABLE {table}"
+                    )
+
 
 log = logging.getLogger("holdfast.outbox.wal")
 
@@ -39,8 +148,6 @@ class SlotNames:
     publication: str
     tables: tuple[str, ...]
     publish: str = "insert"
-    required: bool = True
-    """Whether the publication must hold the tables."""
     when_lost: str = "is made anew, and what it held is gone"
     """What becomes of a slot that the server gave up."""
     remark: str = ""
@@ -75,7 +182,7 @@ class Export:
         self.connection.close()
 
 
-class Slot:
+class ReplicationSlot:
     """A logical slot read with pgoutput; every fault names the command that mends it."""
 
     def __init__(
@@ -96,25 +203,12 @@ class Slot:
         self._sql = statements("holdfast.outbox.wal", "postgresql")
         self._warned = False
         self._creating: psycopg.Connection[Any] | None = None
-        self._seen = 0
-        self._stream: Stream | None = None
-        self._is_published = False
-
-    @property
-    def confirmed(self) -> int:
-        """How far the slot was confirmed, as far as is known here; 0 if nothing is."""
-        return max(self._seen, 0 if self._stream is None else self._stream.confirmed)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether no slot can have been there before: its very publication was missing."""
-        return not (self._is_published or self.confirmed)
 
     def prepare(self) -> None:
         """Check the server and the publication; create the publication if it is missing."""
         with self._engine.connect() as db:
             self._check_server(db)
-        self._is_published = self.publication.prepare()
+        self.publication.prepare()
 
     def _check_server(self, db: Connection) -> None:
         settings = db.execute(self._sql["settings"]).one()
@@ -195,10 +289,7 @@ class Slot:
 
     def _find(self) -> Row[Any] | None:
         with self._engine.connect() as db:
-            found = db.execute(self._sql["slot"], {"name": self.names.slot}).first()
-        if found is not None and found.confirmed is not None:
-            self._seen = position(found.confirmed)
-        return found
+            return db.execute(self._sql["slot"], {"name": self.names.slot}).first()
 
     def _create(self, slot: str, kind: str = "") -> Export:
         """Create the slot; waits for the transactions that are running now."""
@@ -219,15 +310,14 @@ class Slot:
 
     def stream(
         self, waker: Waker, *, messages: bool, binary: bool, patience: float = float("inf")
-    ) -> Stream:
+    ) -> ReplicationStream:
         """Return the stream from where it was confirmed last."""
         names = self.names
         chosen = options(names.publication, messages=messages, binary=binary)
         connection = replication_connection(self._engine.url, self.reader, self._settings)
-        self._stream = Stream(
+        return ReplicationStream(
             connection, names.slot, chosen, clock=self._clock, waker=waker, patience=patience
         )
-        return self._stream
 
     def cancel(self) -> None:
         """End a creation that waits, from another thread."""
@@ -257,3 +347,34 @@ def drop_slot(engine: Engine, slot: str | None = None) -> bool:
     with engine.begin() as db:
         command = statements("holdfast.outbox.wal", "postgresql")["drop_slot"]
         return db.execute(command, {"name": name}).first() is not None
+
+
+_PATIENCE_SECONDS = 5.0  # a relay that was ended leaves the slot within this
+
+
+class SlotConflict:
+    """Keeps a relay off its slot; one that stays is told of, for it would go on for ever."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._text: str | None = None
+
+    @property
+    def named(self) -> str | None:
+        """What the server says of the stranger, once it is plain that it stays."""
+        return self._text
+
+    def seen(self, error: SlotBusy) -> None:
+        """Note that the slot is taken."""
+        now = self._clock.monotonic()
+        if self._since is None:
+            self._since = now
+            log.info("standing by: %s", error)
+        elif self._text is None and now - self._since >= _PATIENCE_SECONDS:
+            log.error("a stranger reads our slot, end it or choose another --slot: %s", error)
+            self._text = str(error)
+
+    def gone(self) -> None:
+        """Note that the slot is ours, or no longer our business."""
+        self._since = self._text = None

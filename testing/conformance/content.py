@@ -9,7 +9,7 @@ from holdfast.ids import new_id
 from holdfast.message import Message
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _A_DAY = 86_400.0
 
@@ -17,7 +17,7 @@ _A_DAY = 86_400.0
 class ContentPromises:
     """A message comes out as it went in."""
 
-    def test_a_message_comes_out_as_it_went_in(self, stage: Stage) -> None:
+    def test_a_message_comes_out_as_it_went_in(self, stage: ConformanceStage) -> None:
         """Identity, type, time and lineage survive with payload and key."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -41,7 +41,7 @@ class ContentPromises:
         kept = came.with_(headers=message.headers)  # the wire's own may be among them
         assert kept == message
 
-    def test_headers_keep_their_order_repeats_and_bytes(self, stage: Stage) -> None:
+    def test_headers_keep_their_order_repeats_and_bytes(self, stage: ConformanceStage) -> None:
         """Values may repeat a name, be binary, empty or None."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -58,7 +58,7 @@ class ContentPromises:
         came = [pair for pair in delivery.message.headers if pair[0].startswith("kit-")]
         assert came == headers
 
-    def test_no_payload_is_not_an_empty_payload(self, stage: Stage) -> None:
+    def test_no_payload_is_not_an_empty_payload(self, stage: ConformanceStage) -> None:
         """None stays None, and empty stays empty."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -67,7 +67,7 @@ class ContentPromises:
         came = {d.message.key_text: (d.body, d.message.payload) for d in member.take(3)}
         assert came == {key: (body, body) for key, body in sent.items()}
 
-    def test_keys_are_bytes_or_none(self, stage: Stage) -> None:
+    def test_keys_are_bytes_or_none(self, stage: ConformanceStage) -> None:
         """A key may be any bytes; a message may have no key."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -77,7 +77,7 @@ class ContentPromises:
         assert {d.body: d.key for d in came} == keys
         assert {d.body: d.message.key for d in came} == keys
 
-    def test_a_delivery_says_where_and_when_it_was_stored(self, stage: Stage) -> None:
+    def test_a_delivery_says_where_and_when_it_was_stored(self, stage: ConformanceStage) -> None:
         """Lane and position tell messages apart; the timestamp is in POSIX seconds."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -90,7 +90,9 @@ class ContentPromises:
             if delivery.timestamp is not None:
                 assert abs(delivery.timestamp - stage.clock.now().timestamp()) < _A_DAY
 
-    def test_a_message_handed_out_again_has_the_same_coordinates(self, stage: Stage) -> None:
+    def test_a_message_handed_out_again_has_the_same_coordinates(
+        self, stage: ConformanceStage
+    ) -> None:
         """Identity that is derived from lane and position holds over redeliveries."""
         topic = stage.topic()
         member = stage.member(topic)

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.caps import Settle
+from holdfast.ports import Settle
 from holdfast.testing.conformance.counting import expected_count
 from holdfast.testing.conformance.dying import die_in_action, victim
+from holdfast.testing.conformance.hooks import waits_for_expiry
 from holdfast.testing.member import Life, Moment
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 
 class CrashingPromises:
     """A killed member's messages are handled at least once, and its accepts hold."""
 
-    def test_a_member_killed_on_receipt_loses_nothing(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_member_killed_on_receipt_loses_nothing(self, stage: ConformanceStage) -> None:
         """What it had received and not handled comes again, and counts as declared."""
         _check_death_at("received", stage)
 
-    def test_a_member_killed_before_it_accepts_loses_nothing(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_member_killed_before_it_accepts_loses_nothing(self, stage: ConformanceStage) -> None:
         """What it had handled and not accepted comes again: at least once is not once."""
         _check_death_at("handled", stage)
 
-    def test_a_flushed_accept_survives_its_member(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_flushed_accept_survives_its_member(self, stage: ConformanceStage) -> None:
         """What it had accepted and flushed does not come again; the rest does."""
         _check_death_at("accepted", stage)
 
-    def test_a_death_after_later_accepts_brings_back_the_unfinished(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_death_after_later_accepts_brings_back_the_unfinished(
+        self, stage: ConformanceStage
+    ) -> None:
         """The flushed accept of a later message never covers an earlier one."""
         topic = stage.topic(partitions=1)
         stage.publish(topic, b"a", b"b", b"c")
@@ -44,7 +51,8 @@ class CrashingPromises:
         assert unfinished not in again
         assert stage.caps.settle is Settle.CUMULATIVE or again == []
 
-    def test_a_living_member_takes_over_from_a_killed_one(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_living_member_takes_over_from_a_killed_one(self, stage: ConformanceStage) -> None:
         """The survivor gets the lanes and the messages of the one that died."""
         topic = stage.topic()
         survivor, dying = stage.member(topic), victim(stage, topic)
@@ -76,7 +84,7 @@ class CrashingPromises:
         assert stage.leftovers(topic) == []
 
 
-def _check_death_at(moment: Moment, stage: Stage) -> None:
+def _check_death_at(moment: Moment, stage: ConformanceStage) -> None:
     """Let a member die with its third of six messages, and see what comes again."""
     topic = stage.topic(partitions=1)
     bodies = {b"%d" % n for n in range(6)}

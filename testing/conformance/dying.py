@@ -13,8 +13,8 @@ from holdfast.testing.faults import Crash
 from holdfast.testing.member import Life, Log, live
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.recording import Member
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.recording import RecordedMember
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 
 class Victim(Protocol):
@@ -37,7 +37,7 @@ class Victim(Protocol):
         ...
 
 
-def die_in_action(stage: Stage, topic: str, life: Life) -> Log:
+def die_in_action(stage: ConformanceStage, topic: str, life: Life) -> Log:
     """Run a member to its end as *life* has it, and return what it noted."""
     log = Log(stage.folder / f"{topic}.log")
     if stage.url is None:
@@ -52,14 +52,14 @@ def die_in_action(stage: Stage, topic: str, life: Life) -> Log:
     return log
 
 
-def victim(stage: Stage, topic: str) -> Victim:
+def victim(stage: ConformanceStage, topic: str) -> Victim:
     """Return a member that holds what it gets until it is killed."""
     if stage.url is None:
         return _Abandoned(stage, stage.member(topic))
     return _Killed(stage, topic)
 
 
-def _die_here(stage: Stage, topic: str, life: Life, log: Log) -> None:
+def _die_here(stage: ConformanceStage, topic: str, life: Life, log: Log) -> None:
     member = stage.member(topic)
 
     def die() -> NoReturn:
@@ -70,7 +70,7 @@ def _die_here(stage: Stage, topic: str, life: Life, log: Log) -> None:
         live(member.source, life, log.note, die)
 
 
-def _start(stage: Stage, topic: str, life: Life) -> subprocess.Popen[bytes]:
+def _start(stage: ConformanceStage, topic: str, life: Life) -> subprocess.Popen[bytes]:
     assert stage.url is not None
     options = ["--settings", json.dumps(dict(stage.hooks.source_settings))]
     if life.moment is not None:
@@ -85,7 +85,7 @@ def _start(stage: Stage, topic: str, life: Life) -> subprocess.Popen[bytes]:
 class _Killed:
     """A process of its own, which polls by itself."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, stage: ConformanceStage, topic: str) -> None:
         self._child = _start(stage, topic, Life())
         self._log = Log(stage.folder / f"{topic}.log")
 
@@ -108,7 +108,7 @@ class _Killed:
 class _Abandoned:
     """A member of this process, which is abandoned."""
 
-    def __init__(self, stage: Stage, member: Member) -> None:
+    def __init__(self, stage: ConformanceStage, member: RecordedMember) -> None:
         self._stage = stage
         self._member = member
 

@@ -9,14 +9,14 @@ import pytest
 from holdfast.errors import Unsupported
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 
 class GroupingPromises:
     """What is published is kept for every group that was created, for later ones as declared."""
 
     def test_a_created_group_gets_what_is_published_before_its_first_member(
-        self, stage: Stage
+        self, stage: ConformanceStage
     ) -> None:
         """`create_group` is enough; a deployment need not start a consumer first."""
         topic = stage.topic(partitions=2)
@@ -28,7 +28,7 @@ class GroupingPromises:
         assert set(member.bodies) == {b"a", b"b"}
 
     def test_a_late_group_gets_what_was_published_before_it_only_as_declared(
-        self, stage: Stage
+        self, stage: ConformanceStage
     ) -> None:
         """All that is still kept with `late_groups`; without it what comes after, and no more."""
         topic = stage.topic(partitions=1)
@@ -41,7 +41,9 @@ class GroupingPromises:
         member.accept(*member.take(len(expected)))
         assert member.bodies == expected
 
-    def test_pruning_deletes_what_every_group_settled_and_nothing_else(self, stage: Stage) -> None:
+    def test_pruning_deletes_what_every_group_settled_and_nothing_else(
+        self, stage: ConformanceStage
+    ) -> None:
         """What a group that was only created has not read stays; without `prune` it is refused."""
         topic = stage.topic(partitions=1)
         if not stage.caps.prune:
@@ -63,7 +65,9 @@ class GroupingPromises:
         assert stage.broker.prune([topic], older_than=-1.0) == {topic: 1}
         assert stage.leftovers(topic) == [b"b", b"c"]
 
-    def test_has_group_tells_whether_messages_are_kept_for_a_group(self, stage: Stage) -> None:
+    def test_has_group_tells_whether_messages_are_kept_for_a_group(
+        self, stage: ConformanceStage
+    ) -> None:
         """True after `create_group`, false for a topic that nobody made; asking makes nothing."""
         topic, unknown = stage.topic(partitions=2), stage.unknown_topic()
         group, late = f"{stage.group}-asked", stage.caps.late_groups
@@ -72,7 +76,7 @@ class GroupingPromises:
         stage.broker.create_group(topic, group)
         assert stage.broker.has_group(topic, group)
 
-    def test_a_source_makes_its_group(self, stage: Stage) -> None:
+    def test_a_source_makes_its_group(self, stage: ConformanceStage) -> None:
         """A member that is there counts as well as `create_group`."""
         topic = stage.topic(partitions=1)
         group = f"{stage.group}-came"
@@ -81,7 +85,7 @@ class GroupingPromises:
         stage.publish(topic, b"a")
         member.accept(*member.take(1))
 
-    def test_creating_a_group_again_changes_nothing(self, stage: Stage) -> None:
+    def test_creating_a_group_again_changes_nothing(self, stage: ConformanceStage) -> None:
         """An existing group stays where it is: nothing comes twice, nothing is lost."""
         topic = stage.topic(partitions=1)
         stage.publish(topic, b"a", b"b", key=b"k")

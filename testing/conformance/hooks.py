@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.testing.conformance.stage import Stage
+from holdfast.ports import BrokerPowers
+from holdfast.testing.conformance.stage import ConformanceStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from holdfast.ports import Broker, Listener, Source
+
+
+_EXPIRES = "waits_until_something_expires"
+Test = TypeVar("Test", bound="Callable[..., None]")
+
+
+def waits_for_expiry(test: Test) -> Test:
+    """Mark a *test* of the kit that waits until a lease or a session has run out."""
+    setattr(test, _EXPIRES, True)
+    return test
 
 
 class Hooks:
@@ -29,7 +40,7 @@ class Hooks:
     """Partitions to create for a topic."""
     exclusive: bool | None = None
     """Whether a lane belongs to one member at a time; None: if `ordering` is PARTITION."""
-    settle_in: float = 10.0
+    settle_in: float = 60.0
     """Seconds within which a redelivery or a rebalance must have happened."""
     session: float | None = None
     """Seconds without a poll after which a member is taken for dead, as the settings have it.
@@ -43,11 +54,17 @@ class Hooks:
     source_settings: ClassVar[Mapping[str, Any]] = {}
     """Native settings of every source, which JSON can carry to another process.
 
-    Leases and sessions of about a second make the kit quick; with much shorter ones a
-    loaded machine loses messages between two polls, and the kit reports it.
+    Leases and sessions of about a second make the kit quick where it waits for their end (see
+    `expires`); everywhere else they should be long: a loaded machine that stands still for a
+    moment loses its messages between two polls, and the kit reports it.
     """
     sink_settings: ClassVar[Mapping[str, Any]] = {}
     """Native settings of every sink."""
+
+    @pytest.fixture
+    def expires(self, request: pytest.FixtureRequest) -> bool:
+        """Whether the test waits for the end of a lease or session: only then make them short."""
+        return getattr(request.function, _EXPIRES, False)
 
     @pytest.fixture
     def broker(self) -> Broker:
@@ -59,11 +76,11 @@ class Hooks:
     @pytest.fixture
     def stage(
         self, broker: Broker, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> Iterator[Stage]:
+    ) -> Iterator[ConformanceStage]:
         """Yield what the tests of the kit work with; everything it opens is closed after."""
         own = type(self).url
         url = own if own is None or isinstance(own, str) else request.getfixturevalue("url")
-        stage = Stage(self, broker, url=url, folder=tmp_path)
+        stage = ConformanceStage(self, broker, url=url, folder=tmp_path)
         yield stage
         stage.close()
 
@@ -80,13 +97,11 @@ class Hooks:
 
     def abandon(self, broker: Broker, source: Source) -> None:
         """Make *source* vanish as if its process had been killed."""
-        abandon = getattr(broker, "abandon", None)
-        if abandon is None:
+        if not BrokerPowers.of(broker).abandon(source):
             raise NotImplementedError(
                 f"{type(self).__name__} must set `url`, so that members can be killed with "
                 "their processes, or override `abandon`"
             )
-        abandon(source)
 
     def break_publishing(self, broker: Broker) -> AbstractContextManager[object] | None:
         """Return a context in which *broker* cannot be reached; None if that cannot be made."""

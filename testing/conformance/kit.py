@@ -6,6 +6,7 @@ from holdfast.testing.conformance.crashing import CrashingPromises
 from holdfast.testing.conformance.delivery import DeliveryPromises
 from holdfast.testing.conformance.grouping import GroupingPromises
 from holdfast.testing.conformance.hooks import Hooks
+from holdfast.testing.conformance.lagging import LaggingPromises
 from holdfast.testing.conformance.leasing import LeasingPromises
 from holdfast.testing.conformance.membership import MembershipPromises
 from holdfast.testing.conformance.ordering import OrderingPromises
@@ -22,6 +23,7 @@ class BrokerConformance(
     ContentPromises,
     DeliveryPromises,
     GroupingPromises,
+    LaggingPromises,
     SettlingPromises,
     LeasingPromises,
     CountingPromises,

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.caps import Ordering
 from holdfast.errors import StaleDelivery, Unsupported
-from holdfast.testing.conformance.recording import STEP, Deadline
+from holdfast.ports import Ordering
+from holdfast.testing.conformance.hooks import waits_for_expiry
+from holdfast.testing.conformance.recording import STEP, WaitDeadline
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _CLOCKS_DIFFER = 0.05
 
@@ -20,7 +21,7 @@ _CLOCKS_DIFFER = 0.05
 class LeasingPromises:
     """A delivery is its member's until it is settled, or until its lease runs out."""
 
-    def test_lease_until_is_set_as_declared(self, stage: Stage) -> None:
+    def test_lease_until_is_set_as_declared(self, stage: ConformanceStage) -> None:
         """With a lease the delivery knows its end by the monotonic clock; without one, none."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -33,7 +34,10 @@ class LeasingPromises:
             assert delivery.lease_until is not None
             assert now - _CLOCKS_DIFFER < delivery.lease_until <= now + lease + _CLOCKS_DIFFER
 
-    def test_an_unsettled_message_comes_again_after_its_lease(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_an_unsettled_message_comes_again_after_its_lease(
+        self, stage: ConformanceStage
+    ) -> None:
         """Not before, and not at all where there is no lease and its member polls on."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -50,7 +54,10 @@ class LeasingPromises:
         member.accept(delivery)
         assert stage.leftovers(topic) == []
 
-    def test_what_follows_a_lost_message_of_its_key_goes_back_with_it(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_what_follows_a_lost_message_of_its_key_goes_back_with_it(
+        self, stage: ConformanceStage
+    ) -> None:
         """A lease that runs out on one message never lets its successors overtake it.
 
         They are stale with it, however lately they were extended, and come again behind it;
@@ -65,7 +72,7 @@ class LeasingPromises:
         if lease is None or stage.caps.ordering is Ordering.NONE:
             member.accept(lost, behind, other)
         else:
-            deadline = Deadline(stage.hooks.settle_in + 2 * lease)
+            deadline = WaitDeadline(stage.hooks.settle_in + 2 * lease)
             while member.bodies.count(b"lost") < 2:
                 deadline.check("the message comes again after its lease", member.bodies)
                 member.source.extend(other, lease)
@@ -79,7 +86,8 @@ class LeasingPromises:
             assert [d.body for d in member.inbox[3:] if d.body != b"behind"] == [b"lost"]
             assert stage.leftovers(topic) == [b"lost", b"behind"]
 
-    def test_extend_keeps_a_message_beyond_its_lease(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_extend_keeps_a_message_beyond_its_lease(self, stage: ConformanceStage) -> None:
         """Extended in time it is not handed out again; without a lease `extend` is refused."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -97,7 +105,7 @@ class LeasingPromises:
         member.accept(delivery)
         assert stage.leftovers(topic) == []
 
-    def test_what_is_settled_cannot_be_extended(self, stage: Stage) -> None:
+    def test_what_is_settled_cannot_be_extended(self, stage: ConformanceStage) -> None:
         """`StaleDelivery` says that the message is ours no more."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from holdfast.caps import Ordering
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.message import Message
-from holdfast.testing.conformance.recording import Deadline
+from holdfast.ports import Ordering
+from holdfast.testing.conformance.recording import WaitDeadline
 from holdfast.testing.observed import (
     check_effects_once,
     check_nothing_lost,
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.ports import Delivery, Lane
-    from holdfast.testing.conformance.recording import Member
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.recording import RecordedMember
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _KEYS = 6
 
@@ -28,7 +28,7 @@ _KEYS = 6
 class MembershipPromises:
     """Members share the lanes, and a lane moves with nothing lost and nothing torn."""
 
-    def test_a_lone_member_is_assigned_every_lane(self, stage: Stage) -> None:
+    def test_a_lone_member_is_assigned_every_lane(self, stage: ConformanceStage) -> None:
         """The listener hears of what `assignment` returns."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -37,7 +37,7 @@ class MembershipPromises:
         assert stage.chronicle.lanes(member.name, "assigned") == owned
         assert {lane.topic for lane in owned} == {topic}
 
-    def test_two_members_share_the_work(self, stage: Stage) -> None:
+    def test_two_members_share_the_work(self, stage: ConformanceStage) -> None:
         """Both get messages, none comes to both, and a lane has one owner at a time."""
         topic = stage.topic()
         first = stage.member(topic)
@@ -60,7 +60,7 @@ class MembershipPromises:
             stage.chronicle.check_one_owner()
             _check_lanes_were_owned(stage, first, second)
 
-    def test_members_in_threads_share_the_work(self, stage: Stage) -> None:
+    def test_members_in_threads_share_the_work(self, stage: ConformanceStage) -> None:
         """Each in a thread of its own, they lose nothing and keep the order per key."""
         topic = stage.topic()
         members = [stage.member(topic) for _ in range(2)]
@@ -69,7 +69,7 @@ class MembershipPromises:
         ]
         handled: list[Delivery] = []
 
-        def work(member: Member) -> bool:
+        def work(member: RecordedMember) -> bool:
             for delivery in member.poll(limit=3):
                 handled.append(delivery)
                 member.accept(delivery)
@@ -91,7 +91,7 @@ class MembershipPromises:
         if stage.exclusive:
             stage.chronicle.check_one_owner()
 
-    def test_the_lanes_of_a_leaving_member_go_to_the_rest(self, stage: Stage) -> None:
+    def test_the_lanes_of_a_leaving_member_go_to_the_rest(self, stage: ConformanceStage) -> None:
         """After a member closed, the other one gets everything."""
         topic = stage.topic()
         first, second = stage.member(topic), stage.member(topic)
@@ -104,7 +104,7 @@ class MembershipPromises:
         if stage.exclusive:
             stage.chronicle.check_one_owner()
 
-    def test_what_a_closed_member_held_goes_to_the_next(self, stage: Stage) -> None:
+    def test_what_a_closed_member_held_goes_to_the_next(self, stage: ConformanceStage) -> None:
         """Leaving settles nothing."""
         topic = stage.topic()
         first = stage.member(topic)
@@ -114,7 +114,7 @@ class MembershipPromises:
         second = stage.member(topic)
         assert {delivery.body for delivery in second.take(3)} == {b"a", b"b", b"c"}
 
-    def test_work_can_be_settled_while_the_member_closes(self, stage: Stage) -> None:
+    def test_work_can_be_settled_while_the_member_closes(self, stage: ConformanceStage) -> None:
         """`revoked` comes before the lanes leave: what is settled inside stays settled."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic, on_revoked=lambda lanes: _accept_all_of(member, lanes))
@@ -125,7 +125,7 @@ class MembershipPromises:
         assert stage.chronicle.lanes(member.name, "revoked") == owned
         assert stage.leftovers(topic) == []
 
-    def test_work_can_be_settled_while_a_lane_moves(self, stage: Stage) -> None:
+    def test_work_can_be_settled_while_a_lane_moves(self, stage: ConformanceStage) -> None:
         """What is settled inside `revoked` is not handed to the lane's next owner."""
         topic = stage.topic()
         first = stage.member(topic, on_revoked=lambda lanes: _accept_all_of(first, lanes))
@@ -142,7 +142,7 @@ class MembershipPromises:
         first.accept(*(d for d in first.inbox if d.lane in first.source.assignment()))
         assert stage.leftovers(topic) == []
 
-    def test_unsettled_work_goes_with_its_lane(self, stage: Stage) -> None:
+    def test_unsettled_work_goes_with_its_lane(self, stage: ConformanceStage) -> None:
         """What is not settled inside `revoked` comes to the lane's next owner."""
         topic = stage.topic()
         first = stage.member(topic)
@@ -160,7 +160,9 @@ class MembershipPromises:
         first.close()
         stage.until(lambda: bodies <= set(second.bodies), second, what="all work comes")
 
-    def test_unsettled_work_of_a_lane_that_stays_is_not_skipped(self, stage: Stage) -> None:
+    def test_unsettled_work_of_a_lane_that_stays_is_not_skipped(
+        self, stage: ConformanceStage
+    ) -> None:
         """After a rebalance it can still be settled, or it comes again.
 
         By itself where the lane was revoked and came back, upon a release where it never left.
@@ -193,7 +195,7 @@ class MembershipPromises:
             member.accept(*member.inbox[old:])
         assert stage.leftovers(topic) == []
 
-    def test_closing_twice_is_closing_once(self, stage: Stage) -> None:
+    def test_closing_twice_is_closing_once(self, stage: ConformanceStage) -> None:
         """Close may be repeated, and `wake` may come late."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -204,7 +206,7 @@ class MembershipPromises:
         member.close()
         assert stage.leftovers(topic) == []
 
-    def test_a_member_that_never_polled_can_close(self, stage: Stage) -> None:
+    def test_a_member_that_never_polled_can_close(self, stage: ConformanceStage) -> None:
         """Opening and closing at once leaves the group as it was."""
         topic = stage.topic(partitions=1)
         stage.member(topic).close()
@@ -213,9 +215,11 @@ class MembershipPromises:
 
 
 def _work_until_done(
-    stage: Stage, members: Sequence[Member], work: Callable[[Member], bool]
+    stage: ConformanceStage,
+    members: Sequence[RecordedMember],
+    work: Callable[[RecordedMember], bool],
 ) -> None:
-    deadline = Deadline(stage.hooks.settle_in)
+    deadline = WaitDeadline(stage.hooks.settle_in)
     is_done = False
     while not is_done:
         deadline.check("everything is handled", [member.bodies for member in members])
@@ -223,12 +227,12 @@ def _work_until_done(
             is_done = work(member)
 
 
-def _accept_all_of(member: Member, lanes: set[Lane]) -> None:
+def _accept_all_of(member: RecordedMember, lanes: set[Lane]) -> None:
     member.accept(*(delivery for delivery in member.inbox if delivery.lane in lanes))
     member.source.flush()
 
 
-def _check_lanes_were_owned(stage: Stage, *members: Member) -> None:
+def _check_lanes_were_owned(stage: ConformanceStage, *members: RecordedMember) -> None:
     """Check that nobody was handed a message of a lane never assigned to them."""
     for member in members:
         assigned = stage.chronicle.lanes(member.name, "assigned")

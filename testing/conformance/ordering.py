@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.caps import Ordering
 from holdfast.message import Message
+from holdfast.ports import Ordering
 from holdfast.testing.observed import check_nothing_lost, check_order_per_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.ports import Delivery
-    from holdfast.testing.conformance.recording import Member
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.recording import RecordedMember
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 
 class OrderingPromises:
     """Messages come in the declared order."""
 
-    def test_a_key_comes_in_the_order_published(self, stage: Stage) -> None:
+    def test_a_key_comes_in_the_order_published(self, stage: ConformanceStage) -> None:
         """Each key's messages come as they went in, over several batches."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -27,7 +27,7 @@ class OrderingPromises:
         member.work(len(sent), limit=3)
         _check(stage, sent, member.inbox)
 
-    def test_a_lane_comes_in_the_order_published(self, stage: Stage) -> None:
+    def test_a_lane_comes_in_the_order_published(self, stage: ConformanceStage) -> None:
         """With PARTITION a key stays in its lane, and a lane's messages come as they went in."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -43,12 +43,14 @@ class OrderingPromises:
             [(delivery.lane, delivery.body) for delivery in member.inbox],
         )
 
-    def test_order_per_key_holds_while_members_come_and_go(self, stage: Stage) -> None:
+    def test_order_per_key_holds_while_members_come_and_go(self, stage: ConformanceStage) -> None:
         """Neither a joining nor a leaving member lets a later message overtake."""
         topic = stage.topic()
         handled: list[Delivery] = []
 
-        def work_until(condition: Callable[[], object], *members: Member, what: str) -> None:
+        def work_until(
+            condition: Callable[[], object], *members: RecordedMember, what: str
+        ) -> None:
             def is_reached() -> bool:
                 for member in members:
                     for delivery in member.poll(limit=2):
@@ -80,7 +82,9 @@ class OrderingPromises:
         if stage.exclusive:
             stage.chronicle.check_one_owner()
 
-    def test_a_released_message_is_overtaken_only_as_declared(self, stage: Stage) -> None:
+    def test_a_released_message_is_overtaken_only_as_declared(
+        self, stage: ConformanceStage
+    ) -> None:
         """With `release_keeps_order` later messages of the key wait behind it."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -100,7 +104,7 @@ class OrderingPromises:
         if stage.caps.release_keeps_order:
             assert settled == bodies
 
-    def test_a_delayed_release_is_overtaken_only_as_declared(self, stage: Stage) -> None:
+    def test_a_delayed_release_is_overtaken_only_as_declared(self, stage: ConformanceStage) -> None:
         """While it waits, other keys go on; its own key waits with `release_keeps_order`."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -122,7 +126,9 @@ class OrderingPromises:
             assert settled.index(b"a1") < settled.index(b"a2")
 
 
-def _rounds(stage: Stage, topic: str, *, keys: int, rounds: int, start: int = 0) -> list[Message]:
+def _rounds(
+    stage: ConformanceStage, topic: str, *, keys: int, rounds: int, start: int = 0
+) -> list[Message]:
     """Publish one message per key in each round, a batch per round."""
     sent: list[Message] = []
     for number in range(start, start + rounds):
@@ -135,7 +141,7 @@ def _rounds(stage: Stage, topic: str, *, keys: int, rounds: int, start: int = 0)
     return sent
 
 
-def _check(stage: Stage, sent: Sequence[Message], handled: Sequence[Delivery]) -> None:
+def _check(stage: ConformanceStage, sent: Sequence[Message], handled: Sequence[Delivery]) -> None:
     check_nothing_lost([m.payload for m in sent], [d.body for d in handled])
     if stage.caps.ordering is not Ordering.NONE:
         check_order_per_key([(m.key, m.payload) for m in sent], [(d.key, d.body) for d in handled])

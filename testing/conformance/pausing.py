@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.caps import Pause
 from holdfast.errors import Unsupported
 from holdfast.message import Message
+from holdfast.ports import Pause
+from holdfast.testing.conformance.hooks import waits_for_expiry
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.recording import Member
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.recording import RecordedMember
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _KEYS = 12
 _ORDERS = (
@@ -29,7 +30,7 @@ _ORDERS = (
 class PausingPromises:
     """Paused lanes hand out nothing, and the member stays a member."""
 
-    def test_pause_stops_the_paused_lanes_and_no_others(self, stage: Stage) -> None:
+    def test_pause_stops_the_paused_lanes_and_no_others(self, stage: ConformanceStage) -> None:
         """One lane with LANE, all of them with ALL; `resume` undoes it."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -52,7 +53,7 @@ class PausingPromises:
         member.source.resume(paused)
         _take_keys(stage, member, set(lane_of))
 
-    def test_a_part_of_the_lanes_is_paused_only_as_declared(self, stage: Stage) -> None:
+    def test_a_part_of_the_lanes_is_paused_only_as_declared(self, stage: ConformanceStage) -> None:
         """A broker that pauses all or nothing refuses to pause some."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -66,7 +67,7 @@ class PausingPromises:
             with pytest.raises(Unsupported):
                 member.source.pause(part)
 
-    def test_a_rebalance_does_not_resume(self, stage: Stage) -> None:
+    def test_a_rebalance_does_not_resume(self, stage: ConformanceStage) -> None:
         """Lanes that stayed, or left and came back, are still paused."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -87,7 +88,7 @@ class PausingPromises:
         assert len(member.take(_KEYS)) == _KEYS
 
     def test_what_is_paused_and_resumed_around_a_rebalance_is_read_again(
-        self, stage: Stage
+        self, stage: ConformanceStage
     ) -> None:
         """In whatever order it is paused, goes, comes back and is resumed: nothing stands still.
 
@@ -120,7 +121,10 @@ class PausingPromises:
                             assert not member.idle(stage.hooks.quiet), order
             _read_round(stage, member, number)
 
-    def test_polling_keeps_the_membership_while_all_is_paused(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_polling_keeps_the_membership_while_all_is_paused(
+        self, stage: ConformanceStage
+    ) -> None:
         """Nothing is revoked or lost for longer than the broker waits for a silent member."""
         topic = stage.topic()
         member, rival = stage.member(topic), stage.member(topic)
@@ -143,13 +147,13 @@ class PausingPromises:
         assert len(member.take(_KEYS)) == _KEYS
 
 
-def _publish_round(stage: Stage, topic: str, number: int) -> None:
+def _publish_round(stage: ConformanceStage, topic: str, number: int) -> None:
     stage.send(
         *(Message.new(topic, b"%d of %d" % (number, n), key=b"key %d" % n) for n in range(_KEYS))
     )
 
 
-def _read_round(stage: Stage, member: Member, number: int) -> None:
+def _read_round(stage: ConformanceStage, member: RecordedMember, number: int) -> None:
     """Accept what comes until the whole round has come."""
     wanted = {b"%d of %d" % (number, n) for n in range(_KEYS)}
     member.inbox.clear()
@@ -163,7 +167,7 @@ def _read_round(stage: Stage, member: Member, number: int) -> None:
     stage.until(is_read, member, what=f"round {number} is read to its end")
 
 
-def _take_keys(stage: Stage, member: Member, keys: set[bytes | None]) -> None:
+def _take_keys(stage: ConformanceStage, member: RecordedMember, keys: set[bytes | None]) -> None:
     stage.until(
         lambda: keys <= {delivery.key for delivery in member.inbox},
         member,

@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast.brokers import connect
-from holdfast.caps import Ordering
 from holdfast.errors import (
     BrokerDown,
     DependencyDown,
@@ -16,12 +15,13 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.message import Message
-from holdfast.testing.conformance.recording import Deadline
+from holdfast.ports import Ordering
+from holdfast.testing.conformance.recording import WaitDeadline
 from holdfast.testing.observed import check_order_per_key
 
 if TYPE_CHECKING:
     from holdfast.ports import Published, Sink
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _THREADS = 3
 _BATCHES = 3
@@ -30,7 +30,7 @@ _BATCHES = 3
 class PublishingPromises:
     """Each message is stored or refused, and the caller knows which."""
 
-    def test_publish_returns_one_result_per_message(self, stage: Stage) -> None:
+    def test_publish_returns_one_result_per_message(self, stage: ConformanceStage) -> None:
         """Every message of a batch has its own result; an empty batch has none."""
         topic = stage.topic()
         sink = stage.sink()
@@ -38,7 +38,7 @@ class PublishingPromises:
         results = sink.publish([Message.new(topic, b"a"), Message.new(topic, b"b", key=b"k")])
         assert [result.error for result in results] == [None, None]
 
-    def test_a_result_says_where_the_message_is(self, stage: Stage) -> None:
+    def test_a_result_says_where_the_message_is(self, stage: ConformanceStage) -> None:
         """A lane or position in a result is the one that the delivery has."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -51,7 +51,7 @@ class PublishingPromises:
             assert result.position in (None, delivery.position)
 
     def test_a_too_large_message_is_refused_and_the_rest_of_its_batch_is_stored(
-        self, stage: Stage
+        self, stage: ConformanceStage
     ) -> None:
         """`MessageTooLarge` is the result of that one message; without a limit all are stored."""
         topic = stage.topic(partitions=1)
@@ -70,7 +70,7 @@ class PublishingPromises:
         assert {b"a", b"b"} <= set(member.bodies)
         assert (large in member.bodies) == (limit is None)
 
-    def test_a_message_just_under_the_limit_is_stored_whole(self, stage: Stage) -> None:
+    def test_a_message_just_under_the_limit_is_stored_whole(self, stage: ConformanceStage) -> None:
         """The declared limit is not smaller than what is taken."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -80,7 +80,7 @@ class PublishingPromises:
         stage.send(Message.new(topic, body, key=b"k"))
         assert member.take(1)[0].body == body
 
-    def test_too_large_headers_are_refused(self, stage: Stage) -> None:
+    def test_too_large_headers_are_refused(self, stage: ConformanceStage) -> None:
         """`max_headers` bounds the headers alone; without it only `max_message` does."""
         topic = stage.topic(partitions=1)
         limit = stage.caps.max_headers
@@ -91,7 +91,9 @@ class PublishingPromises:
         else:
             assert isinstance(result.error, MessageTooLarge)
 
-    def test_an_unknown_topic_is_refused_or_made_and_never_swallowed(self, stage: Stage) -> None:
+    def test_an_unknown_topic_is_refused_or_made_and_never_swallowed(
+        self, stage: ConformanceStage
+    ) -> None:
         """`UnknownTopic` is the result of that message, or the message can be read after all."""
         known, unknown = stage.topic(partitions=1), stage.unknown_topic()
         topics = (known, unknown, known)
@@ -103,7 +105,9 @@ class PublishingPromises:
         elif stage.caps.late_groups:
             assert stage.member(unknown).take(1)[0].body == b"a"
 
-    def test_a_source_of_an_unknown_topic_says_so_or_waits_for_it(self, stage: Stage) -> None:
+    def test_a_source_of_an_unknown_topic_says_so_or_waits_for_it(
+        self, stage: ConformanceStage
+    ) -> None:
         """`UnknownTopic` from `source` or `poll`, or else the messages once there are some."""
         unknown = stage.unknown_topic()
         try:
@@ -115,7 +119,7 @@ class PublishingPromises:
         stage.send(Message.new(unknown, b"a", key=b"k"))
         assert member.take(1)[0].body == b"a"
 
-    def test_creating_a_topic_again_changes_nothing(self, stage: Stage) -> None:
+    def test_creating_a_topic_again_changes_nothing(self, stage: ConformanceStage) -> None:
         """An existing topic keeps its messages."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -123,7 +127,7 @@ class PublishingPromises:
         stage.broker.create_topic(topic, partitions=1)
         assert member.take(1)[0].body == b"a"
 
-    def test_threads_with_a_sink_each_keep_the_order_per_key(self, stage: Stage) -> None:
+    def test_threads_with_a_sink_each_keep_the_order_per_key(self, stage: ConformanceStage) -> None:
         """Sinks do not disturb one another."""
         topic = stage.topic()
         member = stage.member(topic)
@@ -155,7 +159,9 @@ class PublishingPromises:
                 [(delivery.key, delivery.body) for delivery in member.inbox],
             )
 
-    def test_an_id_published_twice_is_stored_as_often_as_declared(self, stage: Stage) -> None:
+    def test_an_id_published_twice_is_stored_as_often_as_declared(
+        self, stage: ConformanceStage
+    ) -> None:
         """Once within `publish_dedup`; twice where it is not declared, for a replay must pass.
 
         The same id of another source is another event, which is always stored.
@@ -169,7 +175,7 @@ class PublishingPromises:
         assert stage.leftovers(topic) == [b"a"] * expected + [b"b"]
 
     def test_an_unreachable_broker_is_reported_and_publishing_again_works(
-        self, stage: Stage
+        self, stage: ConformanceStage
     ) -> None:
         """While it cannot be reached nobody is told that a message is stored.
 
@@ -194,7 +200,7 @@ class PublishingPromises:
             _publish_when_back(stage, again, message)
         assert member.take(1)[0].body == b"a"
 
-    def test_sinks_and_sources_outlive_the_broker_object(self, stage: Stage) -> None:
+    def test_sinks_and_sources_outlive_the_broker_object(self, stage: ConformanceStage) -> None:
         """Closing the object that made them takes nothing away from them."""
         topic, fresh = stage.topic(partitions=1), stage.topic(partitions=1)
         broker = stage.broker if stage.url is None else connect(stage.url)
@@ -208,7 +214,7 @@ class PublishingPromises:
         assert member.take(1)[0].body == b"a"
         sink.close()
 
-    def test_a_closed_sink_may_be_closed_again(self, stage: Stage) -> None:
+    def test_a_closed_sink_may_be_closed_again(self, stage: ConformanceStage) -> None:
         """Closing twice is closing once, and loses nothing."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -219,9 +225,9 @@ class PublishingPromises:
         assert member.take(1)[0].body == b"a"
 
 
-def _publish_when_back(stage: Stage, sink: Sink, message: Message) -> None:
+def _publish_when_back(stage: ConformanceStage, sink: Sink, message: Message) -> None:
     """Publish as often as it takes a server that has just come back."""
-    deadline = Deadline(stage.hooks.settle_in)
+    deadline = WaitDeadline(stage.hooks.settle_in)
     while True:
         try:
             [result] = sink.publish([message])

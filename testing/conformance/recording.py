@@ -79,7 +79,7 @@ class Recorder:
         self._chronicle.heard.append((self._member, kind, frozenset(lanes)))
 
 
-class Member:
+class RecordedMember:
     """A source under test, with everything it was handed."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Member:
     def take(self, count: int) -> list[Delivery]:
         """Poll until *count* deliveries came, and return them."""
         got: list[Delivery] = []
-        deadline = Deadline(self._settle_in)
+        deadline = WaitDeadline(self._settle_in)
         while len(got) < count:
             deadline.check(f"{self.name} is handed {count} message(s)", [d.body for d in got])
             got += self.poll(count - len(got))
@@ -116,7 +116,7 @@ class Member:
 
     def work(self, count: int, *, limit: int) -> None:
         """Poll and accept, *limit* at a time, until *count* messages have come in all."""
-        deadline = Deadline(self._settle_in)
+        deadline = WaitDeadline(self._settle_in)
         while len(self.inbox) < count:
             deadline.check(f"{self.name} is handed {count} message(s)", self.bodies)
             self.accept(*self.poll(limit))
@@ -124,7 +124,7 @@ class Member:
     def idle(self, seconds: float) -> list[Delivery]:
         """Poll for *seconds* of the broker's clock, and return what came."""
         got: list[Delivery] = []
-        deadline = Deadline(self._settle_in + seconds)
+        deadline = WaitDeadline(self._settle_in + seconds)
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0:
             deadline.check(f"{seconds} s pass on the broker's clock", left)
@@ -141,7 +141,7 @@ class Member:
         self.source.close()
 
 
-class Deadline:
+class WaitDeadline:
     """A bound in real time on a loop that polls."""
 
     def __init__(self, seconds: float) -> None:

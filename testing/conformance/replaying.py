@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import ConfigurationError, Unsupported
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _APART = 0.05
 
@@ -19,7 +19,7 @@ _APART = 0.05
 class ReplayingPromises:
     """A group can be moved back where `replay` is declared."""
 
-    def test_seek_to_an_offset_hands_out_from_there(self, stage: Stage) -> None:
+    def test_seek_to_an_offset_hands_out_from_there(self, stage: ConformanceStage) -> None:
         """The message at the offset and all later ones come again."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -37,7 +37,7 @@ class ReplayingPromises:
         assert [delivery.body for delivery in member.take(3)] == bodies[2:]
         assert not member.idle(stage.hooks.quiet)
 
-    def test_seek_moves_the_group_and_not_just_the_member(self, stage: Stage) -> None:
+    def test_seek_moves_the_group_and_not_just_the_member(self, stage: ConformanceStage) -> None:
         """What comes again by a seek is unsettled: the next member gets it."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -56,7 +56,7 @@ class ReplayingPromises:
         member.accept(first)
         assert stage.leftovers(topic) == bodies[2:]
 
-    def test_seek_beyond_the_end_skips_nothing(self, stage: Stage) -> None:
+    def test_seek_beyond_the_end_skips_nothing(self, stage: ConformanceStage) -> None:
         """It is refused, or the next message to be stored comes all the same."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -70,7 +70,7 @@ class ReplayingPromises:
         stage.publish(topic, b"b")
         stage.until(lambda: b"b" in member.bodies, member, what="the next message comes")
 
-    def test_seek_to_a_time_hands_out_what_was_stored_since(self, stage: Stage) -> None:
+    def test_seek_to_a_time_hands_out_what_was_stored_since(self, stage: ConformanceStage) -> None:
         """The first message stored at or after the time is the first to come again."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.caps import Settle
 from holdfast.errors import Unsupported
+from holdfast.ports import Settle
 from holdfast.testing.waiting import wait_until
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 _DELAY = 0.4
 _CLOCKS_DIFFER = 0.02
@@ -21,7 +21,7 @@ _CLOCKS_DIFFER = 0.02
 class SettlingPromises:
     """Settled messages stay settled, and others come again."""
 
-    def test_an_accepted_message_is_not_handed_out_again(self, stage: Stage) -> None:
+    def test_an_accepted_message_is_not_handed_out_again(self, stage: ConformanceStage) -> None:
         """Closing makes accepts durable without a flush."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -29,7 +29,7 @@ class SettlingPromises:
         member.accept(*member.take(3))
         assert stage.leftovers(topic) == []
 
-    def test_messages_may_be_accepted_in_any_order(self, stage: Stage) -> None:
+    def test_messages_may_be_accepted_in_any_order(self, stage: ConformanceStage) -> None:
         """The last one first is as good as the first one first."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -38,7 +38,9 @@ class SettlingPromises:
             member.accept(delivery)
         assert stage.leftovers(topic) == []
 
-    def test_a_later_accept_never_covers_an_unfinished_message(self, stage: Stage) -> None:
+    def test_a_later_accept_never_covers_an_unfinished_message(
+        self, stage: ConformanceStage
+    ) -> None:
         """The unfinished one comes again; others only where the broker settles cumulatively."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -51,7 +53,9 @@ class SettlingPromises:
         if stage.caps.settle is Settle.INDIVIDUAL:
             assert again == [unfinished.body]
 
-    def test_a_settled_message_stays_settled_whatever_follows(self, stage: Stage) -> None:
+    def test_a_settled_message_stays_settled_whatever_follows(
+        self, stage: ConformanceStage
+    ) -> None:
         """Accepting again is harmless; so is releasing or rejecting what was accepted."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -64,7 +68,7 @@ class SettlingPromises:
         assert not member.idle(stage.hooks.quiet)
         assert stage.leftovers(topic) == []
 
-    def test_accepting_nothing_is_harmless(self, stage: Stage) -> None:
+    def test_accepting_nothing_is_harmless(self, stage: ConformanceStage) -> None:
         """An empty accept and a flush without accepts settle nothing."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -75,7 +79,9 @@ class SettlingPromises:
         assert stage.leftovers(topic) == [b"a"]
 
     @pytest.mark.parametrize("blame", [True, False], ids=["blamed", "blameless"])
-    def test_a_released_message_is_handed_out_again(self, stage: Stage, blame: bool) -> None:
+    def test_a_released_message_is_handed_out_again(
+        self, stage: ConformanceStage, blame: bool
+    ) -> None:
         """A release puts the message back at once, and the next accept settles it."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -87,7 +93,7 @@ class SettlingPromises:
         member.accept(again)
         assert stage.leftovers(topic) == []
 
-    def test_a_release_leaves_other_messages_alone(self, stage: Stage) -> None:
+    def test_a_release_leaves_other_messages_alone(self, stage: ConformanceStage) -> None:
         """Only the released one comes again."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -99,7 +105,7 @@ class SettlingPromises:
         member.accept(first, again, third)
         assert stage.leftovers(topic) == []
 
-    def test_a_delayed_release_waits_at_least_its_delay(self, stage: Stage) -> None:
+    def test_a_delayed_release_waits_at_least_its_delay(self, stage: ConformanceStage) -> None:
         """Where `delay` is not declared the release is refused, and the message stays ours."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -116,7 +122,7 @@ class SettlingPromises:
         member.accept(delivery)
         assert stage.leftovers(topic) == []
 
-    def test_a_delay_beyond_the_longest_is_refused(self, stage: Stage) -> None:
+    def test_a_delay_beyond_the_longest_is_refused(self, stage: ConformanceStage) -> None:
         """No delay is cut short silently; with no longest one, a day is a day."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -132,7 +138,7 @@ class SettlingPromises:
             member.accept(delivery)
             assert stage.leftovers(topic) == []
 
-    def test_a_rejected_message_is_never_handed_out_again(self, stage: Stage) -> None:
+    def test_a_rejected_message_is_never_handed_out_again(self, stage: ConformanceStage) -> None:
         """Reject is terminal, and holds nothing else back."""
         topic = stage.topic(partitions=1)
         member = stage.member(topic)
@@ -143,7 +149,7 @@ class SettlingPromises:
         member.accept(first, third)
         assert stage.leftovers(topic) == []
 
-    def test_a_rejected_message_is_where_native_dlq_says(self, stage: Stage) -> None:
+    def test_a_rejected_message_is_where_native_dlq_says(self, stage: ConformanceStage) -> None:
         """Declared, it is in the broker's dead-letter place; other groups still get it."""
         topic = stage.topic(partitions=1)
         other = stage.another_group(topic)

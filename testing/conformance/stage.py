@@ -6,11 +6,17 @@ import itertools
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast.caps import Ordering
 from holdfast.errors import HoldfastError
 from holdfast.ids import new_id
 from holdfast.message import Message
-from holdfast.testing.conformance.recording import STEP, Chronicle, Deadline, Member, Recorder
+from holdfast.ports import Ordering
+from holdfast.testing.conformance.recording import (
+    STEP,
+    Chronicle,
+    RecordedMember,
+    Recorder,
+    WaitDeadline,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +29,7 @@ FENCE = b"fence "
 """Starts the bodies of messages that mark the end of what could still come."""
 
 
-class Stage:
+class ConformanceStage:
     """One test's topics, groups and members; nothing is shared with another test."""
 
     def __init__(self, hooks: Hooks, broker: Broker, *, url: str | None, folder: Path) -> None:
@@ -40,7 +46,7 @@ class Stage:
         self._numbers = itertools.count(1)
         self._name = f"kit-{new_id().replace('-', '')[-16:]}"
         self.group = f"{self._name}-group"
-        self.members: list[Member] = []
+        self.members: list[RecordedMember] = []
         self._sinks: list[Sink] = []
         self._keys: dict[str, dict[bytes | None, None]] = {}
         self._partitions: dict[str, int] = {}
@@ -107,30 +113,32 @@ class Stage:
         *topics: str,
         group: str | None = None,
         on_revoked: Callable[[set[Lane]], None] | None = None,
-    ) -> Member:
+    ) -> RecordedMember:
         """Return a new member of *group*, or of the stage's own."""
         name, group = f"member {next(self._numbers)}", self.group if group is None else group
         listener = Recorder(name, self.chronicle, on_revoked)
         source = self.hooks.source(self.broker, topics, group=group, listener=listener)
         return self.adopt(source, name=name, group=group)
 
-    def adopt(self, source: Source, *, name: str = "adopted", group: str | None = None) -> Member:
+    def adopt(
+        self, source: Source, *, name: str = "adopted", group: str | None = None
+    ) -> RecordedMember:
         """Return the member that *source* is, to be closed with the stage."""
         group = self.group if group is None else group
-        member = Member(name, group, source, self.clock, self.hooks.settle_in)
+        member = RecordedMember(name, group, source, self.clock, self.hooks.settle_in)
         self.members.append(member)
         return member
 
-    def abandon(self, member: Member) -> None:
+    def abandon(self, member: RecordedMember) -> None:
         """Make *member* vanish as if its process had been killed."""
         owned = member.source.assignment()
         member.is_open = False
         self.hooks.abandon(self.broker, member.source)
         self.chronicle.heard.append((member.name, "died", owned))
 
-    def until(self, condition: Callable[[], object], *members: Member, what: str) -> None:
+    def until(self, condition: Callable[[], object], *members: RecordedMember, what: str) -> None:
         """Let *members* poll in turn until *condition* holds."""
-        deadline = Deadline(self.hooks.settle_in)
+        deadline = WaitDeadline(self.hooks.settle_in)
         while not condition():
             deadline.check(
                 what, {m.name: (m.bodies, sorted(m.source.assignment())) for m in members}
@@ -138,7 +146,7 @@ class Stage:
             for member in members:
                 member.poll()
 
-    def share(self, topic: str, *members: Member) -> None:
+    def share(self, topic: str, *members: RecordedMember) -> None:
         """Let *members* poll until all lanes of *topic* have come to rest among them."""
 
         def is_shared() -> bool:
@@ -166,7 +174,7 @@ class Stage:
         fences = {b"%s%d" % (FENCE, next(self._numbers)): key for key in self._keys.get(topic, {})}
         self.send(*(Message.new(topic, body, key=key) for body, key in fences.items()))
         last = self.member(topic)
-        deadline = Deadline(self.hooks.settle_in)
+        deadline = WaitDeadline(self.hooks.settle_in)
         while not fences.keys() <= set(last.bodies):
             deadline.check("the fences come", last.bodies)
             last.accept(*last.poll())

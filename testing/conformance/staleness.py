@@ -6,18 +6,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, StaleDelivery
+from holdfast.testing.conformance.hooks import waits_for_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.ports import Delivery, Source
-    from holdfast.testing.conformance.stage import Stage
+    from holdfast.testing.conformance.stage import ConformanceStage
 
 
 class StalenessPromises:
     """Who lost a message cannot settle it, whatever they believe."""
 
-    def test_settling_after_close_changes_nothing(self, stage: Stage) -> None:
+    def test_settling_after_close_changes_nothing(self, stage: ConformanceStage) -> None:
         """The next member keeps what the closed one tries to settle."""
         topic = stage.topic(partitions=1)
         first = stage.member(topic)
@@ -30,7 +31,7 @@ class StalenessPromises:
         assert not second.idle(stage.hooks.quiet)
         assert sorted(stage.leftovers(topic), key=str) == [b"a", b"b", b"c"]
 
-    def test_settling_after_the_lane_moved_changes_nothing(self, stage: Stage) -> None:
+    def test_settling_after_the_lane_moved_changes_nothing(self, stage: ConformanceStage) -> None:
         """The new owner keeps its messages; without lanes of one owner none ever moves."""
         topic = stage.topic()
         first = stage.member(topic)
@@ -56,7 +57,8 @@ class StalenessPromises:
         assert again == [], "a late release handed a message out twice"
         assert expected <= set(stage.leftovers(topic))
 
-    def test_a_silent_member_settles_too_late(self, stage: Stage) -> None:
+    @waits_for_expiry
+    def test_a_silent_member_settles_too_late(self, stage: ConformanceStage) -> None:
         """Who stops polling loses its messages, and settling them later changes nothing."""
         topic = stage.topic(partitions=1)
         first = stage.member(topic)

@@ -22,12 +22,13 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from holdfast import Message, database
+from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.circuit import circuit
 from holdfast.consumer import Batches, Consumer, create_tables
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, dead_letter
+from holdfast.db import engine as database
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, dead_letter
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -37,7 +38,7 @@ from holdfast.errors import (
     NotFound,
 )
 from holdfast.headers import Headers
-from holdfast.idempotency import Inbox, Ledger, RedisInbox, VersionGate, idempotent, prune
+from holdfast.idempotency import AttemptLog, Inbox, RedisInbox, VersionGate, idempotent, prune
 from holdfast.idempotency.renaming import rename
 from holdfast.outbox import LeaseTerms, Outbox
 from holdfast.outbox import create_tables as create_outbox
@@ -125,7 +126,7 @@ API: list[tuple[str, Callable[[], Any], type[HoldfastError], str]] = [
     ("async_database=5", lambda: consumer(database=ENGINE, async_database=5),
      ConfigurationError, "create_async_engine(url)"),
     ("version=5", lambda: consumer(version=5), ConfigurationError, "as a text"),
-    ("origin=5", lambda: consumer(origin=5), ConfigurationError, "holdfast.dlq.Origin"),
+    ("origin=5", lambda: consumer(origin=5), ConfigurationError, "holdfast.CaptureSettings"),
     ("triage=5", lambda: consumer(database=ENGINE, triage=5), ConfigurationError, "Triage"),
     ("on(5)", lambda: consumer().on(ANY or 5), ConfigurationError, "name the topic"),
     ("on('')", lambda: consumer().on(""), ConfigurationError, "name the topic"),
@@ -157,7 +158,7 @@ API: list[tuple[str, Callable[[], Any], type[HoldfastError], str]] = [
     ("scope=''", lambda: idempotent(scope=""), ConfigurationError, "by a text"),
     ("RedisInbox(5)", lambda: RedisInbox(ANY or 5), ConfigurationError, "redis://host:6379/0"),
     ("RedisInbox('x')", lambda: RedisInbox("x"), ConfigurationError, "redis://host:6379/0"),
-    ("Ledger 0 s", lambda: Ledger(ENGINE, owner_seconds=0), ConfigurationError, "more than 0"),
+    ("Ledger 0 s", lambda: AttemptLog(ENGINE, owner_seconds=0), ConfigurationError, "more than 0"),
     ("VersionGate('')", lambda: VersionGate(""), ConfigurationError, "name the projection"),
     ("most_ahead=0", lambda: VersionGate("v", most_ahead=0), ConfigurationError, "use 1 or more"),
     ("prune(step=0)", lambda: prune(ENGINE, step=0), ConfigurationError, "use 1 or more"),
@@ -172,9 +173,8 @@ API: list[tuple[str, Callable[[], Any], type[HoldfastError], str]] = [
     ("retry(5)", lambda: retry(ANY or 5), ConfigurationError, "retry"),
     ("circuit(5)", lambda: circuit(ANY or 5), ConfigurationError, "circuit"),
     ("circuit('')", lambda: circuit(""), ConfigurationError, "circuit"),
-    ("dead_letter(5)", lambda: dead_letter(ANY or 5), ConfigurationError, "pass a StoreHome"),
-    ("dead_letter(f)", lambda: dead_letter(ANY or print), ConfigurationError, "with parentheses"),
-    ("StoreHome(5)", lambda: StoreHome(ANY or 5), ConfigurationError, "open_database(url)"),
+    ("dead_letter(5)", lambda: dead_letter(ANY or 5), ConfigurationError, "pass a DeadLetterStore"),
+    ("a store of 5", lambda: DeadLetterStore(ANY or 5), ConfigurationError, "open_database(url)"),
     # outbox
     ("add topic=5", lambda: add(topic=5), InvalidMessage, "topic is a int"),
     ("add headers", lambda: add(headers="abc"), InvalidMessage, "headers={'name': 'value'}"),
@@ -209,22 +209,25 @@ API: list[tuple[str, Callable[[], Any], type[HoldfastError], str]] = [
 
 SHOP = ("--database", "sqlite:///shop.db")
 RELAY = ("relay", "--once", *SHOP, "--broker", "sqlite:///broker.db")
+BROKER = ("--broker", "sqlite:///broker.db")
+GROUP = ("group", "create", *BROKER)
 WHY = ("--reason", "seen")
 NO_URL = "is not a database URL: write postgresql+psycopg://user@host/db"
 CLI: list[tuple[tuple[str, ...], int, str]] = [
-    ((*RELAY, "--lease-seconds", "inf"), 2, "lease_seconds inf: use more than 0"),
-    ((*RELAY, "--lease-seconds", "nan"), 2, "lease_seconds nan"),
-    ((*RELAY, "--lease-seconds", "1e-9"), 2, "use 0.01 to 86400"),
-    ((*RELAY, "--lease-seconds", "1e300"), 2, "use 0.01 to 86400"),
-    ((*RELAY, "--lease-seconds", "0"), 2, "use more than 0"),
-    ((*RELAY, "--lease-seconds", "-1"), 2, "use more than 0"),
-    ((*RELAY, "--lease-seconds", "soon"), 2, "valid number"),
+    ((*RELAY, "--lease", "inf"), 2, "--lease 'inf': write a number and its unit"),
+    ((*RELAY, "--lease", "10"), 2, "--lease '10': write a number and its unit"),
+    ((*RELAY, "--lease", "1e-9s"), 2, "--lease '1e-9s': write a number and its unit"),
+    ((*RELAY, "--lease", "1e300s"), 2, "--lease '1e300s': write a number and its unit"),
+    ((*RELAY, "--lease", "1ms"), 2, "use 0.01 to 86400"),
+    ((*RELAY, "--lease", "99999999999w"), 2, "use 0.01 to 86400"),
+    ((*RELAY, "--lease", "0s"), 2, "use more than 0"),
+    ((*RELAY, "--lease", "-1s"), 2, "write a number and its unit"),
+    ((*RELAY, "--lease", "soon"), 2, "write a number and its unit"),
     ((*RELAY, "--batch", "0"), 2, "batch 0: use 1 or more"),
     ((*RELAY, "--batch", "x"), 2, "integer"),
-    ((*RELAY, "--drain-seconds", "nan"), 2, "drain_seconds nan: use 0 or more"),
-    ((*RELAY, "--drain-seconds", "inf"), 2, "drain_seconds inf: use 0 or more"),
-    ((*RELAY, "--drain-seconds", "-1"), 2, "use 0 or more"),
-    ((*RELAY, "--stall-seconds", "0"), 2, "use more than 0"),
+    ((*RELAY, "--drain", "nan"), 2, "--drain 'nan': write a number and its unit"),
+    ((*RELAY, "--drain", "-1s"), 2, "write a number and its unit"),
+    ((*RELAY, "--stall", "0s"), 2, "use more than 0"),
     ((*RELAY, "--http", "nowhere"), 2, "write host:port"),
     ((*RELAY, "--http", "127.0.0.1:99999"), 2, "write host:port"),
     ((*RELAY, "--engine", "magic"), 2, "'lease', 'wal'"),
@@ -270,11 +273,18 @@ CLI: list[tuple[tuple[str, ...], int, str]] = [
     (("consume", "nothing:x"), 2, "run it where the module is"),
     (("consume", "os:path"), 2, "is a module, not a Consumer"),
     (("consume", "os:nothing"), 2, "'os' has no 'nothing'"),
-    (("lag", "orders", "--broker", "x", "--group", "g"), 2, "is not a broker URL"),
-    (("lag", "orders", "--broker", "sqlite:///broker.db"), 2, "Missing option '--group'"),
+    (("lag", "--broker", "x", "--group", "g"), 2, "is not a broker URL"),
+    (("lag", "--broker", "sqlite:///broker.db"), 2, "Missing option '--group'"),
+    ((*GROUP, "--group", "g" * 500, "--topic", "orders"), 2, "use at most 255"),
+    ((*GROUP, "--group", "a\nb", "--topic", "orders"), 2, "has characters that cannot be shown"),
+    ((*GROUP, "--group", "", "--topic", "orders"), 2, "name it by a text"),
+    ((*GROUP, "--group", "g", "--topic", "t" * 500), 2, "use at most 255"),
+    (("topics", "create", "t" * 500, *BROKER), 2, "use at most 255"),
+    (("topics", "create", "a\nb", *BROKER), 2, "has characters that cannot be shown"),
+    (("topics", "show", "", *BROKER), 2, "name it by a text"),
     (("db", "upgrade", "--database", "x"), 2, NO_URL),
     (("doctor", "--database", "sqlite:///no.db"), 2, "no file no.db"),
-    (("circuits", "open", "x", *SHOP, *WHY, "--seconds", "0"), 2, "more than 0 seconds"),
+    (("circuits", "open", "x", *SHOP, *WHY, "--for", "0s"), 2, "more than 0 seconds"),
     (("circuits", "close", "x", *SHOP, *WHY), 1, "see holdfast circuits list"),
     (("nonsense",), 2, "No such command 'nonsense'"),
     (("relay", "--nonsense"), 2, "No such option"),
@@ -357,7 +367,7 @@ def test_a_database_that_does_not_answer_is_named_while_it_is_waited_for(
             words = f"waiting for the database at 127.0.0.1:{port}"
             wait_until(lambda: words in (tmp_path / "said").read_text(), "what it waits for")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) != 0
+            assert process.wait(90) != 0
         finally:
             process.kill()
             process.wait()

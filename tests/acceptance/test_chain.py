@@ -34,6 +34,7 @@ def trio(servers: Fleet) -> Iterator[Servers]:
         servers.close(server)
 
 
+@pytest.mark.timeout(900)  # a busy machine takes its time to start, and to settle
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_the_chain_holds(
     driver: str, trio: Servers, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -42,7 +43,7 @@ def test_the_chain_holds(
     postgres, kafka, rabbitmq = trio
     run = Run(
         postgres=postgres, kafka=kafka, rabbitmq=rabbitmq, driver=driver, folder=tmp_path,
-        seconds=27, bound=90,
+        seconds=27, bound=180,
     )  # fmt: skip
     record_property("verdict", run.go())
 

@@ -17,7 +17,7 @@ from holdfast import Message, new_id
 from holdfast.brokers import connect
 from holdfast.cli.app import COMMANDS
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import Outbox, create_tables
 from holdfast.testing import VirtualClock, wait_until
 from tests.shell import shell
@@ -41,7 +41,17 @@ def test_help_lists_the_commands() -> None:
     """A newcomer finds the way from --help."""
     done = holdfast("--help")
     assert done.returncode == 0
-    for command in ("relay", "outbox", "db", "doctor", "group", "lag", "brokers", "version"):
+    for command in (
+        "relay",
+        "outbox",
+        "db",
+        "doctor",
+        "status",
+        "group",
+        "lag",
+        "brokers",
+        "version",
+    ):
         assert command in done.stdout
 
 
@@ -136,21 +146,13 @@ def test_a_bad_broker_is_one_sentence_and_nothing_is_written(
     (tmp_path / "notes.txt").write_text("notes" * 500)
     (tmp_path / "folder").mkdir()
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
-    done = holdfast("lag", "orders", "--group", "g", "--broker", broker, cwd=tmp_path)
+    done = holdfast("lag", "--topic", "orders", "--group", "g", "--broker", broker, cwd=tmp_path)
     assert done.returncode in (1, 2, 3)
     assert says in done.stderr
     assert done.stderr.startswith("holdfast: ")
     assert done.stderr.count("\n") == 1
     assert "hunter2" not in done.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
-
-
-@pytest.mark.parametrize("args", [("", "--group", "g"), ("orders", "--group", "")])
-def test_an_empty_name_is_refused(args: tuple[str, ...], tmp_path: Path) -> None:
-    """Neither a topic nor a group is called nothing."""
-    done = holdfast("lag", *args, "--broker", "memory:", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "empty" in done.stderr
 
 
 def test_a_group_that_is_created_gets_what_is_published_before_its_first_consumer(
@@ -174,7 +176,7 @@ def test_a_group_that_is_created_gets_what_is_published_before_its_first_consume
                 came.extend(delivery.body for delivery in source.poll(10, 0.1))
                 return bool(came)
 
-            wait_until(has_come, deadline=30, what="what was published before it")
+            wait_until(has_come, deadline=90, what="what was published before it")
     assert came == [b"1"]
 
 
@@ -185,7 +187,7 @@ def test_group_create_works_on_every_broker_and_says_so(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "group billing gets what is published to orders" in done.stdout
     refused = holdfast("group", "create", *args[:-1], "", cwd=tmp_path)
-    assert (refused.returncode, "empty" in refused.stderr) == (2, True)
+    assert (refused.returncode, "name it by a text" in refused.stderr) == (2, True)
 
 
 def read_all(url: str, topic: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -219,7 +221,7 @@ def test_what_every_group_has_settled_can_be_pruned(
         fill(url, "unread", 5)
         read_all(url, "orders")
         seen = []
-        for more in (["--dry-run", "--json"], ["--json"], ["--json"]):
+        for more in (["--dry-run", "--json"], ["--json", "--yes"], ["--json"]):
             done = holdfast(*args, *more)
             assert done.returncode == 0, done.stderr
             seen.append({one["topic"]: one["pruned"] for one in json.loads(done.stdout)["topics"]})
@@ -250,7 +252,7 @@ def test_the_doctor_names_a_topic_that_grows_without_bound(tmp_path: Path) -> No
         fill("sqlite:///b.db", "young", 10_000)
         read_all("sqlite:///b.db", "young")
         done = holdfast("doctor", "--broker", "sqlite:///b.db", "--json")
-        found = [one for one in json.loads(done.stdout) if one["check"] == "topic"]
+        found = [one for one in json.loads(done.stdout) if one["severity"] == "warning"]
         assert [one["facts"]["topic"] for one in found] == ["orders"]
         assert "holdfast brokers prune" in found[0]["fix"]
 
@@ -294,11 +296,10 @@ def test_relay_once_publishes_what_was_committed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "published 3 events" in done.stdout
-    shown = holdfast(
-        "lag", "orders", "--broker", "sqlite:///b.db", "--group", "g", "--json", cwd=tmp_path
-    )
-    assert sum(row["lag"] for row in json.loads(shown.stdout)) == 3
     broker = connect(f"sqlite:///{tmp_path}/b.db")
+    broker.create_group("orders", "g")
+    shown = holdfast("lag", "--broker", "sqlite:///b.db", "--group", "g", "--json", cwd=tmp_path)
+    assert sum(row["lag"] for row in json.loads(shown.stdout)) == 3
     source = broker.source(["orders"], group="g")
     bodies = [delivery.message.payload for delivery in source.poll(10, 1.0)]
     assert bodies == [b'{"number":0}', b'{"number":1}', b'{"number":2}']
@@ -452,7 +453,7 @@ def test_every_act_is_told_to_a_script(parked: Path) -> None:
     unasked = holdfast("outbox", "parked", "skip", "3", "--reason", "x", "--json", cwd=parked)
     assert (unasked.returncode, unasked.stdout) == (2, "")
     assert told("parked", "skip", "3", "--yes")["skipped"] == 3
-    assert told("prune") == {"pruned": 0}
+    assert told("prune", "--yes") == {"pruned": 0}
 
 
 def test_a_user_without_a_name_may_prune(parked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +461,7 @@ def test_a_user_without_a_name_may_prune(parked: Path, monkeypatch: pytest.Monke
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    done = holdfast("outbox", "prune", "--reason", "x", cwd=parked)
+    done = holdfast("outbox", "prune", "--reason", "x", "--yes", cwd=parked)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "pruned 0 entries\n"
 
@@ -509,6 +510,7 @@ def test_one_file_configures_every_command(tmp_path: Path) -> None:
         ("keys", "list"),
         ("inbox", "stats"),
         ("doctor",),
+        ("status",),
         ("outbox", "parked", "list"),
         ("relay", "--once", "--broker", "memory:"),
     ],

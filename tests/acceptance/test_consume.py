@@ -15,8 +15,8 @@ from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.consumer import create_tables
 from holdfast.consumer.schema import audit
-from holdfast.database import open_database
-from holdfast.dlq.schema import message as letters
+from holdfast.db.engine import open_database
+from holdfast.dlq.store.schema import message as letters
 from holdfast.testing import wait_until
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
@@ -95,7 +95,7 @@ def test_workers_are_looked_after_and_a_held_key_is_released_by_hand(tmp_path: P
         assert done.returncode == 0, done.stderr
         wait_until(lambda: handled(tmp_path) == ["one", "three"], deadline=90, what="the rest")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

@@ -11,10 +11,10 @@ from sqlalchemy import select, update
 
 from holdfast.cli import main
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.replay import Plans
-from holdfast.dlq.schema import audit, message, revision
+from holdfast.dlq.store.schema import audit, message, revision
 from holdfast.message import Message
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Desk:
         self.broker = f"sqlite:///{folder}/broker.db"
         self.engine = open_database(self.url)
         Migrations(self.engine).upgrade()
-        self.home = StoreHome(self.engine)
+        self.home = DeadLetterStore(self.engine)
         self._capsys = capsys
 
     def fail(self, count: int, error: Exception, *, payload: bytes | None = None) -> None:

@@ -18,14 +18,14 @@ from sqlalchemy import insert, select, update
 
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.dlq import Origin, StoreHome, TopicHome
+from holdfast.db.engine import open_database
+from holdfast.dlq import CaptureSettings, DeadLetterStore, DeadLetterTopic
+from holdfast.dlq.protection.vault import MARK, Vault
 from holdfast.dlq.replay import Plans, confirmed
 from holdfast.dlq.replay.schema import plan as plan_table
-from holdfast.dlq.rows import letter_of
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.schema import revision
-from holdfast.dlq.vault import MARK, Vault
+from holdfast.dlq.store.rows import letter_of
+from holdfast.dlq.store.schema import message as letters
+from holdfast.dlq.store.schema import revision
 from holdfast.errors import UnknownTopic
 from holdfast.testing import wait_until
 from tests.dead_letters import count, failed, letter
@@ -51,7 +51,7 @@ class Desk:
         self.broker_url = f"sqlite:///{folder}/broker.db"
         self.engine = open_database(self.url)
         Migrations(self.engine).upgrade()
-        self.home = StoreHome(self.engine)
+        self.home = DeadLetterStore(self.engine)
         self.broker = connect(self.broker_url)
         self.broker.create_topic("orders")
         self.key_file = folder / "master.key"
@@ -111,7 +111,9 @@ class Desk:
 
     def seal(self, number: int = 1, customer: str = "c-1", **more: Any) -> str:
         """Dead-letter a message of *customer* with an encrypted name; return its id."""
-        origin = Origin(vault=Vault(self.engine, MASTER), fields=("name",), subject="$.customer")
+        origin = CaptureSettings(
+            vault=Vault(self.engine, MASTER), fields=("name",), subject="$.customer"
+        )
         body = BODY.replace(b"c-1", customer.encode())
         made = letter(number, payload=body, origin=origin, **more)
         self.home.put(made)
@@ -144,13 +146,13 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> Iterator[None]:
 
 def test_collecting_twice_stores_each_dead_letter_once(desk: Desk) -> None:
     """From the topic until it is empty; another collector group finds the same ones again."""
-    home = TopicHome.on(desk.broker)
+    home = DeadLetterTopic.on(desk.broker)
     for number in range(3):
         home.put(letter(number))
     home.close()
     collect = ("collect", TOPIC, "--broker", desk.broker_url, "--once")
     first, second = desk.run(*collect), desk.run(*collect)
-    again = desk.run(*collect, "--group", "another")
+    again = desk.run(*collect, "--collector", "another")
     assert [said.returncode for said in (first, second, again)] == [0, 0, 0]
     assert "collected 3 dead letters, 0 of them without" in first.stdout
     assert "collected 0 dead letters" in second.stdout
@@ -189,12 +191,27 @@ def test_only_closed_dead_letters_are_pruned(desk: Desk) -> None:
         db.execute(update(letters).where(open_).values(expires_at=1.0))
     assert "deleted 0 closed" in desk.run("prune").stdout
     assert "deleted 0 closed" in desk.run("prune", "--older-than", "11d").stdout
-    said = desk.run("prune", "--older-than", "9d", "--actor", "ada")
+    said = desk.run("prune", "--older-than", "9d", "--actor", "ada", "--yes")
     assert "deleted 2 closed dead letters and 0 plans; 2 letters are left" in said.stdout
     assert desk.states() == {"id-2": "pending", "id-3": "pending"}
     (entry,) = [entry for entry in desk.audited() if entry["action"] == "prune"]
     assert (entry["actor"], entry["reason"]) == ("ada", "older than 9d")
     assert desk.run("prune", "--older-than", "soon").returncode == 2
+
+
+def test_what_was_fixed_by_hand_is_closed_and_counted_apart(desk: Desk) -> None:
+    """Neither a replay nor a loss, and told as such; it cannot be parked as well."""
+    made = [letter(number) for number in range(3)]
+    desk.home.put_all(made)
+    act = ("discard", "--id", made[0].dlq_id, "--fixed", "--reason", "booked by hand", "--yes")
+    assert desk.run(*act, "--park").returncode == 2
+    done = desk.run(*act, "--actor", "ada")
+    assert (done.returncode, done.stdout.strip()) == (0, "1 messages are fixed by hand")
+    assert desk.states() == {"id-0": "confirmed", "id-1": "pending", "id-2": "pending"}
+    (entry,) = desk.audited()
+    assert (entry["action"], entry["actor"]) == ("fix", "ada")
+    assert desk.json("stats")["resolved_by"] == {"replay": 0, "discard": 0, "park": 0, "fix": 1}
+    assert "1 fixed by hand" in desk.run("stats").stdout
 
 
 def test_forgetting_a_subject_erases_its_fields_and_no_others(desk: Desk) -> None:
@@ -362,7 +379,7 @@ def test_parquet_without_its_package_names_the_extra(
     said = desk.run("export", "--to", str(to))
     assert said.returncode == 2
     assert "pyarrow" in said.stderr
-    assert "holdfast[spark]" in said.stderr
+    assert "holdfast[parquet]" in said.stderr
     assert not to.exists()
 
 
@@ -418,7 +435,7 @@ def test_a_large_act_asks_for_the_count(desk: Desk, monkeypatch: pytest.MonkeyPa
         with typed(monkeypatch, answer):
             said = desk.run(*act)
         assert said.returncode == 1, answer
-        assert "Type the number 120" in said.stdout
+        assert "Type the number 120" in said.stderr
     assert set(desk.states().values()) == {"pending"}
     assert desk.audited() == []
     with typed(monkeypatch, "120\n"):

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast.brokers import connect
-from holdfast.cli.dlq.stats import pace
-from holdfast.dlq import Origin, TopicHome, capture, close
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.closing import SYSTEM
-from holdfast.dlq.figures import snapshot, unfolded
-from holdfast.dlq.replay import Selection, Terms, freeze
-from holdfast.dlq.schema import message
+from holdfast.cli.dlq.look import pace
+from holdfast.db.audit import Operator
+from holdfast.dlq import CaptureSettings, DeadLetterTopic, capture, close
+from holdfast.dlq.replay import ReplayOptions, Selection, freeze
+from holdfast.dlq.store.closing import SYSTEM
+from holdfast.dlq.store.counters import snapshot, unfolded
+from holdfast.dlq.store.schema import message
 from holdfast.errors import Transient
 from holdfast.message import Message
 from tests.acceptance.test_dlq_cli import Desk
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BOB = Warrant(actor="bob", reason="fixed")
+BOB = Operator(actor="bob", reason="fixed")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_group_shows_a_message_that_is_pending(desk: Desk) -> None:
     with desk.engine.begin() as db:
         close(db, [dead], "discarded", actor="ada", reason="x")
         db.execute(update(message).values(closed_at=1.0))
-    assert desk.run("prune", "--older-than", "1d")[0] == 0
+    assert desk.run("prune", "--older-than", "1d", "--yes")[0] == 0
     desk.fail(1, ValueError("bad total"))
     (found,) = desk.json("groups")
     assert found["state"] == "regressed"
@@ -101,7 +101,7 @@ def test_a_group_shows_a_message_that_is_pending(desk: Desk) -> None:
 
 def test_a_letter_tells_who_failed_and_who_closed_it_and_why(desk: Desk) -> None:
     """Version, host and tenant; the actor and the reason; and what can be done about it."""
-    origin = Origin(service_version="1.4.1", host="pod-7", tenant="tenant")
+    origin = CaptureSettings(service_version="1.4.1", host="pod-7", tenant="tenant")
     made = Message.new("orders", b"{}", headers={"tenant": "acme"})
     one = capture(made, ValueError("bad"), group="billing", handler="shop.bill", origin=origin)
     desk.home.put(one)
@@ -171,9 +171,9 @@ def test_what_a_plan_has_claimed_meanwhile_is_not_discarded(
     dead = first(desk)
 
     def asked(*_args: object, **_more: object) -> None:
-        freeze(desk.engine, Selection(dlq_ids=(dead,)), Terms(), BOB)
+        freeze(desk.engine, Selection(dlq_ids=(dead,)), ReplayOptions(), BOB)
 
-    monkeypatch.setattr("holdfast.cli.dlq.acts.confirm", asked)
+    monkeypatch.setattr("holdfast.cli.dlq.letters.confirm", asked)
     code, said, _ = desk.run("discard", desk.group(), "--reason", "test data")
     assert code == 0
     assert "2 messages are discarded" in said
@@ -187,7 +187,7 @@ def test_the_audit_is_found_by_who_and_what(desk: Desk) -> None:
     group = desk.json("groups")[0]["group_id"]
     desk.run("ack", group, "--reason", "OPS-1", "--actor", "ada")
     desk.run("mute", group, "--for", "1h", "--reason", "OPS-2", "--actor", "bob")
-    said = desk.run("audit", "--actor", "ada")[1]
+    said = desk.run("audit", "--by", "ada")[1]
     assert "ada: acknowledge" in said
     assert "bob" not in said
     assert "Z" in said
@@ -221,7 +221,7 @@ def test_stats_warn_of_what_nobody_has_collected(desk: Desk) -> None:
         db.execute(update(message).values(event_at=message.c.event_at - 400 * 86400))
     assert "WARNING" not in desk.run("stats")[1]
     broker = connect(desk.broker)
-    home = TopicHome.on(broker)
+    home = DeadLetterTopic.on(broker)
     home.put(letter())
     home.close()
     broker.close()
@@ -242,11 +242,13 @@ def test_the_collector_takes_rules_of_ones_own(
 ) -> None:
     """By name; what is no Triage is refused before anything is collected."""
     monkeypatch.chdir(tmp_path)
-    rules = "from holdfast.dlq.triage import Rule, Triage, Verdict\n"
-    rules += "mine = Triage(rules=[Rule('all', lambda case: True, Verdict.RETRY)])\nother = 7\n"
+    rules = "from holdfast.dlq.triage import Rule, Triage, TriageVerdict\n"
+    rules += (
+        "mine = Triage(rules=[Rule('all', lambda case: True, TriageVerdict.RETRY)])\nother = 7\n"
+    )
     (tmp_path / "desk_rules.py").write_text(rules)
     broker = connect(desk.broker)
-    home = TopicHome.on(broker)
+    home = DeadLetterTopic.on(broker)
     home.put(letter())
     home.close()
     broker.close()
@@ -363,7 +365,7 @@ def test_a_number_that_no_machine_takes_is_refused(
 def test_a_plan_says_what_can_be_done_about_it(desk: Desk) -> None:
     """Whether it waits for somebody, is being sent, or has stopped."""
     desk.fail(3, ValueError("bad total"))
-    plan = freeze(desk.engine, Selection(topic="orders"), Terms(approve_above=1), BOB).plan
+    plan = freeze(desk.engine, Selection(topic="orders"), ReplayOptions(approve_above=1), BOB).plan
     assert "next: somebody else than bob says" in desk.run("plans", "show", plan.id)[1]
     desk.run("plans", "approve", plan.id, "--reason", "x", "--actor", "eve")
     assert f"next: holdfast dlq plans resume {plan.short}" in desk.run("plans", "show", plan.id)[1]
@@ -373,9 +375,9 @@ def test_figures_that_are_not_counted_to_the_end_say_so(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million retries are not counted one by one while somebody waits for the answer."""
-    for module in ("holdfast.dlq.stats", "holdfast.cli.dlq.stats"):
+    for module in ("holdfast.dlq.store.stats", "holdfast.cli.dlq.look"):
         monkeypatch.setattr(f"{module}.MOST_COUNTED", 3)
-    for module in ("holdfast.dlq.verdicts", "holdfast.cli.dlq.show"):
+    for module in ("holdfast.dlq.store.groups", "holdfast.cli.dlq.show"):
         monkeypatch.setattr(f"{module}.MOST", 3)
     desk.fail(5, Transient("gateway times out"))
     assert "3 or more wait for a retry, 0 are due now" in desk.run("stats")[1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import update
 
 from holdfast.cli import display
-from holdfast.dlq import TopicHome
-from holdfast.dlq.schema import message
+from holdfast.dlq import DeadLetterTopic
+from holdfast.dlq.store.schema import message
+from tests import shell
 from tests.acceptance.test_dlq_replay_cli import Desk
 from tests.dead_letters import letter
 
@@ -53,11 +55,11 @@ def _export(desk: Desk) -> subprocess.CompletedProcess[str]:
 def _prune(desk: Desk) -> subprocess.CompletedProcess[str]:
     with desk.engine.begin() as db:
         db.execute(update(message).values(state="confirmed", closed_at=1.0, closed_by="ada"))
-    return desk.run("prune")
+    return desk.run("prune", "--yes")
 
 
 def _collect(desk: Desk) -> subprocess.CompletedProcess[str]:
-    home = TopicHome.on(desk.broker)
+    home = DeadLetterTopic.on(desk.broker)
     for number in range(10, 13):
         home.put(letter(number))
     return desk.run("collect", "orders.billing.dlq", "--once", "--broker", desk.broker_url)
@@ -81,6 +83,7 @@ def test_long_work_shows_how_far_it_is(
 ) -> None:
     """The bar is on the error stream, so that a script reads what it always did."""
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(shell, "_shown", lambda *_: nullcontext())  # this terminal is its own
     monkeypatch.setattr(display.err, "_force_terminal", True)
     monkeypatch.setattr(display.err, "is_interactive", True)
     monkeypatch.setattr(display.err, "width", 120)

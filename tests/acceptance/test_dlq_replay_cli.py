@@ -13,14 +13,14 @@ from sqlalchemy import select, update
 from holdfast.brokers import connect
 from holdfast.cli import display
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.dlq import Origin, StoreHome
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Plans, Policy, Selection, Terms, freeze
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq import CaptureSettings, DeadLetterStore
+from holdfast.dlq.protection.vault import MARK, Vault
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, StopPolicy, freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
-from holdfast.dlq.schema import message, revision
-from holdfast.dlq.vault import MARK, Vault
+from holdfast.dlq.store.schema import message, revision
 from tests.dead_letters import failed, letter
 from tests.shell import shell
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ADA = Warrant(actor="ada", reason="fixed")
+ADA = Operator(actor="ada", reason="fixed")
 MASTER = bytes(range(32))
 BODY = b'{"customer": "c-1", "name": "Ada", "n": 1}'
 SEND = ("--reason", "fixed", "--yes", "--canary", "0", "--ramp", "", "--patience", "1s")
@@ -43,7 +43,7 @@ class Desk:
         self.url = f"sqlite:///{folder}/dlq.db"
         self.engine = open_database(self.url)
         Migrations(self.engine).upgrade()
-        self.home = StoreHome(self.engine)
+        self.home = DeadLetterStore(self.engine)
         self.broker_url = f"sqlite:///{folder}/broker.db"
         self.broker = connect(self.broker_url)
         self.broker.create_topic("orders")
@@ -68,7 +68,9 @@ class Desk:
 
     def seal(self, number: int = 1, **more: Any) -> str:
         """Dead-letter a message with an encrypted name; return its id."""
-        origin = Origin(vault=Vault(self.engine, MASTER), fields=("name",), subject="$.customer")
+        origin = CaptureSettings(
+            vault=Vault(self.engine, MASTER), fields=("name",), subject="$.customer"
+        )
         made = letter(number, payload=BODY, origin=origin, **more)
         self.home.put(made)
         return made.dlq_id
@@ -251,7 +253,7 @@ def test_a_moment_that_rounds_to_the_year_10000_stops_nothing(desk: Desk) -> Non
 def test_what_a_failed_sending_says_to_a_script_is_json(desk: Desk) -> None:
     """The words for people are on the other stream."""
     desk.home.put(letter(1))
-    terms = Terms(policy=Policy(), to_topic="nowhere")
+    terms = ReplayOptions(policy=StopPolicy(), to_topic="nowhere")
     plan = freeze(desk.engine, Selection(topic="orders"), terms, ADA).plan
     resume = ("plans", "resume", plan.short, "--reason", "x", "--broker", desk.broker_url)
     said = desk.run(*resume, "--json")

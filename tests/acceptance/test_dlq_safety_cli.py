@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import update
 
 from holdfast.dlq import capture, close
+from holdfast.dlq.protection.vault import MARK
 from holdfast.dlq.replay import Plans, original
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.vault import MARK
+from holdfast.dlq.store.schema import message as letters
 from holdfast.headers import Headers
 from holdfast.testing import wait_until
 from tests.acceptance.test_dlq_cli_more import SEND, Desk, consumer
@@ -65,7 +65,7 @@ def test_what_fails_while_the_question_is_open_is_not_sent(
     with monkeypatch.context() as patch:
         patch.setattr(io, "TextIOWrapper", lambda *_: Slow("y\n", meanwhile))
         said = desk.run("replay", "--topic", "orders", "--broker", desk.broker_url, *arguments)
-    assert "Replay 3 messages" in said.stdout
+    assert "Replay 3 messages" in said.stderr
     (plan,) = Plans(desk.engine).latest()
     assert (plan.total, plan.sent) == (3, 3)
     assert len(desk.sent()) == 3
@@ -246,15 +246,15 @@ def test_a_plan_is_pruned_after_the_last_of_its_letters(desk: Desk) -> None:
     desk.home.put_all([letter(n) for n in range(2)])
     desk.replay("--topic", "orders")
     (plan,) = Plans(desk.engine).latest()
-    assert "0 plans" in desk.run("prune", "--older-than", "0s").stdout
+    assert "0 plans" in desk.run("prune", "--older-than", "0s", "--yes").stdout
     with desk.engine.begin() as db:
         db.execute(update(plan_table).values(state="done", ended_at=1.0))
-    assert "0 plans" in desk.run("prune", "--older-than", "0s").stdout
+    assert "0 plans" in desk.run("prune", "--older-than", "0s", "--yes").stdout
     with desk.engine.begin() as db:
         ids = [letter(n).dlq_id for n in range(2)]
         close(db, ids, "confirmed", actor="ada", reason="seen")
         db.execute(update(letters).values(closed_at=1.0))
-    said = desk.run("prune", "--older-than", "0s").stdout
+    said = desk.run("prune", "--older-than", "0s", "--yes").stdout
     assert "deleted 2 closed dead letters and 1 plans" in said
     assert Plans(desk.engine).latest() == []
     assert count(desk.engine, item) == 0

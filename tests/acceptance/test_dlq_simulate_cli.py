@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from holdfast.dlq.schema import message
+from holdfast.dlq.store.schema import message
 from holdfast.outbox.schema import outbox
 from tests.acceptance.test_dlq_replay_cli import Desk
 from tests.dead_letters import count, failed, letter

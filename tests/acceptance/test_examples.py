@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,61 @@ def test_the_dead_letter_example_replays_only_what_the_fix_can_handle() -> None:
     assert "entries is whole" in said
     assert said.endswith("billed exactly once: True\n")
     assert re.findall(r"\[exit (\d+)\]", said) == list("0005010000" + "00")
+
+
+def test_the_saga_example_completes_undoes_and_waits_for_a_human() -> None:
+    """The books fit in each case, and what a human did by hand ends the last one."""
+    assert run("sagas.py").splitlines() == [
+        "ann: completed (no trouble): money 30, parcels 1, stock 1",
+        "bob: compensated (create_shipment: no such address): money 0, stock 0",
+        "cid: parked (create_shipment: no such address): money 30, stock 0",
+        "cid: charge was done by hand, compensated",
+    ]
+
+
+def test_the_choreography_example_names_what_is_missing() -> None:
+    """The same order without an orchestrator: whole, undone, and stuck at a dead letter."""
+    why = "PaymentProcessed is a dead letter of shipping: KeyError: 'cid'"
+    assert run("choreography.py").splitlines() == [
+        "ann: money 30, parcels 1, stock 1",
+        "  OrderPlaced, by shop",
+        "    StockReserved, by inventory",
+        "      PaymentProcessed, by payment",
+        "        ParcelSent, by shipping",
+        "bob: money 0, stock 0",
+        "  OrderPlaced, by shop",
+        "    StockReserved, by inventory",
+        "      PaymentProcessed, by payment",
+        "        ShippingFailed, by shipping",
+        "          PaymentRefunded, by payment",
+        "          StockReleased, by inventory",
+        "cid: money 30, stock 1",
+        "  OrderPlaced, by shop",
+        "    StockReserved, by inventory",
+        "      PaymentProcessed, by payment",
+        f"  missing: ParcelSent or ShippingFailed: {why}",
+    ]
+
+
+def test_the_state_machine_example_refuses_what_an_order_cannot_become() -> None:
+    """A cancelled order is not shipped, and the error says what would be allowed."""
+    lines = run("state_machine.py").splitlines()
+    assert lines[:6] == [
+        "ann → paid: done",
+        "ann → shipped: done",
+        "ann → delivered: done",
+        "bob → paid: done",
+        "bob → cancelled: done",
+        "bob → shipped: order cannot go from cancelled to shipped: it may become nothing any more",
+    ]
+    assert lines[6] == "stateDiagram-v2"
+
+
+def test_the_triage_example_finds_the_causes_and_writes_a_report() -> None:
+    """Every known cause is one group, and the page is there."""
+    printed = run("spark_triage.py")
+    assert "made 20,000 dead letters of 212 causes" in printed
+    assert re.search(r"the rules know: +200 causes, .* 200 groups: precision 1.0000", printed)
+    report = Path(printed.rsplit("the report is in ", 1)[1].strip())
+    assert report.read_text().count("<svg") == 3
+    shutil.rmtree(report.parent)

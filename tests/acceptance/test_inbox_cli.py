@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from holdfast import Message
 from holdfast.consumer import create_tables
-from holdfast.database import open_database
-from holdfast.dlq import audit
-from holdfast.idempotency import Inbox, Ledger
+from holdfast.db import audit
+from holdfast.db.engine import open_database
+from holdfast.idempotency import AttemptLog, Inbox
 from holdfast.idempotency.schema import inbox
 
 BILLING = "billing/shop.bill"
@@ -49,7 +49,7 @@ def shop(tmp_path: Path) -> Path:
     with Session(engine) as session, session.begin():
         for n in range(3):
             memory.claim(session, BILLING, f"new-{n}")
-    ledger = Ledger(engine)
+    ledger = AttemptLog(engine)
     ledger.starting(BILLING, ["new-9"], "owner")
     ledger.failed(BILLING, "new-9", "error")
     engine.dispose()
@@ -68,7 +68,11 @@ def test_stats_show_what_each_consumer_remembers(shop: Path) -> None:
 
 
 def test_prune_removes_what_is_beyond_the_window(shop: Path) -> None:
-    assert json.loads(holdfast(shop, "prune", "--step", "2", "--json").stdout) == {BILLING: 3}
+    refused = holdfast(shop, "prune")
+    assert refused.returncode == 2
+    assert f"{BILLING}: 3 beyond its window" in refused.stderr
+    pruned = holdfast(shop, "prune", "--step", "2", "--yes", "--json")
+    assert json.loads(pruned.stdout) == {BILLING: 3}
     assert "nothing to prune" in holdfast(shop, "prune").stdout
     found = json.loads(holdfast(shop, "stats", "--json").stdout)
     assert found["consumers"][0]["remembered"] == 3

@@ -78,7 +78,7 @@ def by_command() -> None:
                        "all is settled")  # fmt: skip
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
 def published() -> Message:

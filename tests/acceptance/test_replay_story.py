@@ -20,12 +20,12 @@ from holdfast.brokers import connect
 from holdfast.cli import main
 from holdfast.cli.migrations import Migrations
 from holdfast.consumer import Consumer, effect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.dlq import dead_letter
 from holdfast.dlq.replay import Plans
 from holdfast.dlq.replay.schema import plan as plan_table
-from holdfast.dlq.schema import audit as audit_table
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import audit as audit_table
+from holdfast.dlq.store.schema import message as letters
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import idempotent
 from holdfast.message import Message
@@ -236,12 +236,12 @@ def sqlite_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator
 
 def test_three_bugs_and_an_outage_are_replayed_without_fear(sqlite_world: World) -> None:
     """The whole story, small, on SQLite alone."""
-    story(sqlite_world, total=300, poison=60, deadline=60)
+    story(sqlite_world, total=300, poison=60, deadline=120)
 
 
 def test_the_story_on_postgres_and_kafka(kafka_world: World) -> None:
     """The whole story, small, on the servers of a real shop."""
-    story(kafka_world, total=300, poison=60, deadline=60)
+    story(kafka_world, total=300, poison=60, deadline=120)
 
 
 @pytest.mark.chaos

@@ -16,13 +16,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.caps import Caps, Ordering, Settle
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import change_event
-from holdfast.outbox.wal.slot import Slot
-from holdfast.outbox.wal.stream import Stream
-from holdfast.ports import Published
+from holdfast.outbox.cdc.events import change_event
+from holdfast.outbox.wal.protocol import ReplicationStream
+from holdfast.outbox.wal.slot import ReplicationSlot
+from holdfast.ports import Caps, Ordering, Published, Settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,8 +62,8 @@ class File:
 
 def main(database: str, server: str, path: str, moment: str, nth: str) -> None:
     sink = File(Path(path), moment, int(nth))
-    _after(Slot, "keep", lambda: sink.reach("kept"))
-    _after(Stream, "beat", lambda: sink.reach("told"))
+    _after(ReplicationSlot, "keep", lambda: sink.reach("kept"))
+    _after(ReplicationStream, "beat", lambda: sink.reach("told"))
     running = Relay(Cdc(database, sink, tables=["item"], server=server, batch=5))
     signal.signal(signal.SIGTERM, lambda *_: running.stop())
     running.run()

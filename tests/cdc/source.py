@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import create_engine, text
 
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import ChangeEvent, change_event
+from holdfast.outbox.cdc.events import ChangeEvent, change_event
 from holdfast.outbox.wal import drop_slot
 from holdfast.testing import wait_until
 

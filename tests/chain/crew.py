@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.testing import wait_until
+from tests.signals import wait_until_heard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,14 +41,14 @@ class Crew:
         self.kills = 0
         self.freezes = 0
         self._folder = folder
-        self._env = {**os.environ, **environment, "PYTHONPATH": str(PROGRAMS)}
+        self._env = {**os.environ, "PYTHONPATH": str(PROGRAMS), **environment}
         self._members: dict[str, Member] = {}
 
     def start(self, name: str, *argv: str) -> None:
         """Start a process by the *name*."""
         self._members[name] = Member(name, argv, self._launch(name, argv))
 
-    def run(self, *argv: str, within: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, within: float = 240.0) -> subprocess.CompletedProcess[str]:
         """Run `holdfast` with *argv* to its end, as an operator does."""
         return subprocess.run(
             [HOLDFAST, *argv], cwd=PROGRAMS, env=self._env, timeout=within,
@@ -76,6 +77,13 @@ class Crew:
         self.kills += 1
         self._fill(member)
 
+    def lose(self, name: str) -> None:
+        """Kill a process hard; nobody comes in its place."""
+        member = self._members.pop(name)
+        member.process.kill()
+        member.process.wait()
+        self.kills += 1
+
     def freeze(self, name: str) -> None:
         """Stop a process in its tracks; its connections stay open."""
         member = self._members[name]
@@ -90,10 +98,11 @@ class Crew:
             member.process.send_signal(signal.SIGCONT)
             member.is_frozen = False
 
-    def end(self, *names: str, within: float = 60.0) -> None:
+    def end(self, *names: str, within: float = 120.0) -> None:
         """Ask for a clean stop of *names*; how each of them ends is noted unless it is well."""
         members = [self._members.pop(name) for name in names]
         for member in members:
+            wait_until_heard(member.process)  # it may have been started a moment ago
             member.process.terminate()
         until = time.monotonic() + within
         for member in members:

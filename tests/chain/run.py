@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import text
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.testing import Violation, settled, wait_until
 from tests.chain.crew import HOLDFAST, PROGRAMS, Crew
 from tests.chain.faults import Strain, drawn
@@ -131,7 +131,7 @@ class Run:
     def _replay(self, crew: Crew, stage: Stage) -> None:
         """Replay every open dead letter of *stage*, as an operator does after the fix."""
         done = crew.run(
-            "dlq", "replay", "--consumer", stage.group, "--database", stage.database,
+            "dlq", "replay", "--group", stage.group, "--database", stage.database,
             "--broker", stage.broker, "--reason", "the handler is fixed", "--yes",
             "--canary", "2", "--ramp", "50%", "--patience", "20s",
         )  # fmt: skip
@@ -165,7 +165,7 @@ class Run:
     def _start(self, crew: Crew, places: Places) -> None:
         """Start everybody, and return when both stages are at work."""
         consume = (HOLDFAST, "consume", "--log-level", "info")
-        relay = (HOLDFAST, "relay", "--lease-seconds", str(LEASE))
+        relay = (HOLDFAST, "relay", "--lease", f"{LEASE}s")
         for n in range(2):
             crew.start(f"shipping-{n}", *consume, "shipping:consumer")
         for n in range(3):
@@ -178,7 +178,7 @@ class Run:
         for name in self._shops():
             crew.start(name, sys.executable, str(PROGRAMS / "shop.py"), name)
         for stage in self._stages():
-            wait_until(lambda s=stage: len(places.effects(s)) > 5, deadline=60,  # type: ignore[misc]
+            wait_until(lambda s=stage: len(places.effects(s)) > 5, deadline=180,  # type: ignore[misc]
                        what=f"{stage.group} is at work", every=0.2)  # fmt: skip
 
     def _stages(self) -> list[Stage]:

@@ -15,8 +15,8 @@ from sqlalchemy import func, select, text
 
 from holdfast.brokers import connect
 from holdfast.consumer.schema import held, held_key
-from holdfast.database import open_database
-from holdfast.dlq.schema import message as letter
+from holdfast.db.engine import open_database
+from holdfast.dlq.store.schema import message as letter
 from holdfast.outbox.schema import delayed, outbox, parked
 from tests.shell import shell
 
@@ -105,7 +105,9 @@ class Places:
 
     def _of_stage(self, stage: Stage) -> dict[str, int]:
         at = ("--database", stage.database)
-        lanes = _said("lag", stage.topic, "--broker", stage.broker, "--group", stage.group)
+        lanes = _said(
+            "lag", "--topic", stage.topic, "--broker", stage.broker, "--group", stage.group
+        )
         letters = _said("dlq", "stats", *at)
         marks = _said("inbox", "stats", *at)
         found = {

@@ -17,9 +17,10 @@ import sys
 from select import select
 from typing import TYPE_CHECKING, Any
 
-from holdfast import MessageTooLarge, Published
-from holdfast.outbox.leases import Leases
+from holdfast import MessageTooLarge
+from holdfast.outbox.relay.leases import Leases
 from holdfast.outbox.schema import SHARDS
+from holdfast.ports import Published
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def freeze_before_parking(engine: Any, *, guarded: bool) -> None:
 
 def freeze_before_reading(engine: Any) -> None:
     """Stop this process when every shard is its own, before its snapshot is taken."""
-    moving = engine._opening if engine.name == "wal" else engine._pass
+    moving = engine._opening if engine.name == "wal" else engine._scan
     begin = moving.begin
 
     def frozen() -> None:

@@ -2,12 +2,11 @@
 
 Usage: relay.py DATABASE BROKER ENGINE LEASE_SECONDS [SABOTAGE]
 
-ENGINE is lease, wal, or emitted: the WAL engine with events that have no row. Sabotages are
-cursor (read by `seq > last`), skipping (leave out one shard), doomed (die before the third
-batch is published, which is no broken promise) and ahead (doomed, and the log is confirmed
-before it is published). For zombie and heir, no broken promises either, and unguarded (a
-zombie that does not ask whose the shards are), see handover.py. With
-transactions, every shard is published in its own.
+ENGINE is lease or wal. Sabotages are cursor (read by `seq > last`), skipping (leave out one
+shard), doomed (die before the third batch is published, which is no broken promise) and ahead
+(doomed, and the WAL engine deletes rows before they are published). For zombie and heir, no
+broken promises either, and unguarded (a zombie that does not ask whose the shards are), see
+handover.py. With transactions, every shard is published in its own.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import Any
 
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks, Step
+from holdfast.concurrency import signals_heard
+from holdfast.db.engine import open_database
+from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, RelayStep, ShardSinks
 from holdfast.outbox.rows import shard_of
-from holdfast.signals import signals_heard
 from tests.checker.handover import (
     HEIR,
     UNGUARDED,
@@ -38,7 +37,7 @@ from tests.checker.writer import KEYS, TOPIC
 
 def read_by_cursor(engine: Any, memory: Path) -> None:
     """Read rows by `seq > last` and remember last, as naive relays do: late commits are lost."""
-    moving = engine._pass
+    moving = engine._scan
     begin, read = moving.begin, moving.read
 
     def resume() -> None:
@@ -56,8 +55,8 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
 
 def skip_a_shard(engine: Any) -> None:
     """Never see the rows of the first key's shard: nothing is lost, and nothing moves."""
-    read, skipped = engine._pass.read, shard_of(TOPIC, KEYS[0], "")
-    engine._pass.read = lambda: [row for row in read() if row.shard != skipped]
+    read, skipped = engine._scan.read, shard_of(TOPIC, KEYS[0], "")
+    engine._scan.read = lambda: [row for row in read() if row.shard != skipped]
 
 
 class Doomed:
@@ -78,21 +77,19 @@ class Doomed:
         self._sink.close()
 
 
-def confirm_ahead() -> None:
-    """Confirm what was received, not what was published: a crash loses what lies between."""
-    from holdfast.outbox.wal.reading import Reading
+def delete_ahead(engine: Any) -> None:
+    """Delete what was received, not what was published: a crash loses what lies between."""
+    start = engine._dispatch.start
 
-    receive = Reading.receive
+    def started(batch: Any) -> RelayStep:
+        engine._cleaner.add([row.seq for row in batch.rows], batch.xids)
+        engine._cleaner.flush(1.0)
+        return start(batch)
 
-    def received(reading: Any) -> int:
-        count = receive(reading)
-        reading.confirm(reading._intake.marks.count, now=True)
-        return count
-
-    Reading.receive = received  # type: ignore[method-assign]
+    engine._dispatch.start = started
 
 
-def tell(step: Step) -> None:
+def tell(step: RelayStep) -> None:
     """Say that this relay is at work, so that it is worth killing."""
     if step.published:
         sys.stdout.write(f"{step.published}\n")
@@ -107,19 +104,19 @@ def main(database: str, broker: str, engine: str, lease: str, sabotage: str = ""
     sink: Any = ShardSinks(opened, "checked") if sabotage == "transactions" else opened.sink()
     if sabotage in ("ahead", "doomed"):
         sink = Doomed(sink)
-    if sabotage == "ahead":
-        confirm_ahead()
     if sabotage in (ZOMBIE, UNGUARDED):
         sink = Refusing(sink)
     moving: Any
-    if engine in ("wal", "emitted"):
+    if engine == "wal":
         from holdfast.outbox.wal import WalEngine
 
-        moving = WalEngine(db, sink, terms=terms, messages=engine == "emitted")
+        moving = WalEngine(db, sink, terms=terms)
     else:
         moving = LeaseEngine(db, sink, terms=terms, batch=4)  # small: passes of many batches
     if sabotage == "cursor":
         read_by_cursor(moving, Path(broker.partition("///")[2] + ".cursor"))
+    if sabotage == "ahead":
+        delete_ahead(moving)
     if sabotage == "skipping":
         skip_a_shard(moving)
     if sabotage in (ZOMBIE, UNGUARDED):

@@ -18,13 +18,12 @@ from sqlalchemy import func, insert, select, update
 
 from holdfast import BrokerDown
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.outbox import Outbox, Relay, create_tables
-from holdfast.outbox.audit import Warrant
-from holdfast.outbox.parked_event import NotParked
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.db.sql import statements
+from holdfast.outbox import Outbox, create_tables
+from holdfast.outbox.parked import EventNotParked, ParkedKeys, ParkedSelection
 from holdfast.outbox.schema import shard
-from holdfast.sql import statements
 from holdfast.testing import Violation, settled, wait_until
 from tests.checker.handover import (
     HEIR,
@@ -45,7 +44,7 @@ HERE = Path(__file__).parent
 HOPELESS = ("cursor", "skipping")
 """Sabotages with which a run may never settle."""
 _PATIENCE = 120.0
-_BOUND, _HOPELESS = 60.0, 2.0
+_BOUND, _HOPELESS = 180.0, 2.0
 """Seconds after the last fault until nothing stands; and where a sabotage lets it stand."""
 
 
@@ -79,15 +78,13 @@ class Run:
         relays = self._start_relays()
         if self.sabotage == "cursor":  # it loses what commits while it reads
             select_([relay.stdout for relay in relays], [], [], 60)
-        writers = [
-            _child("writer.py", self.database, f"w{n}", self.engine) for n in range(self.writers)
-        ]
+        writers = [_child("writer.py", self.database, f"w{n}") for n in range(self.writers)]
         try:
             assert all(writer.stdout and writer.stdout.readline() for writer in writers)
             self._strain(relays)
             for writer in writers:
                 writer.terminate()
-            assert [writer.wait(60) for writer in writers] == [0] * self.writers
+            assert [writer.wait(120) for writer in writers] == [0] * self.writers
             standing = self._settle(relays)
         finally:
             for process in (*writers, *relays):
@@ -102,18 +99,11 @@ class Run:
         metadata.create_all(engine)
         with engine.begin() as db:
             db.execute(insert(counter), [{"name": key, "n": 0} for key in KEYS[1:]])
-            db.execute(insert(counter), {"name": KEYS[0], "n": int(self.engine != "emitted")})
-            if self.engine != "emitted":
-                Outbox().add(db, {"key": KEYS[0], "n": 1}, topic=TOPIC, key=KEYS[0])
+            db.execute(insert(counter), {"name": KEYS[0], "n": 1})
+            Outbox().add(db, {"key": KEYS[0], "n": 1}, topic=TOPIC, key=KEYS[0])
         engine.dispose()
         broker = connect(self.broker)
         broker.create_topic(TOPIC, partitions=4)
-        if self.engine == "emitted":  # what has no row exists for a slot that is there already
-            from holdfast.outbox.wal import WalEngine
-
-            sink = broker.sink()
-            Relay(WalEngine(self.database, sink, messages=True)).run_once()
-            sink.close()
         broker.source([TOPIC], group="checker").close()  # queues keep only what follows
         broker.close()
 
@@ -199,7 +189,7 @@ class Run:
     def _settle(self, relays: list[subprocess.Popen[bytes]]) -> Standing:
         """Let the relays finish, the faults being over; return what stands, then end them."""
         engine = open_database(self.database)
-        places = Places(engine, log=self.engine == "emitted")
+        places = Places(engine)
         counts = {"databases that did not answer": 1}
 
         def standing() -> dict[str, int]:
@@ -209,15 +199,16 @@ class Run:
             return counts
 
         # What the broker refused is released, as an operator would.
-        with suppress(NotParked):
-            ParkedKeys(engine).release(Selection(topic=TOPIC), Warrant(actor="c", reason="r"))
+        with suppress(EventNotParked):
+            by = Operator(actor="c", reason="r")
+            ParkedKeys(engine).release(ParkedSelection(topic=TOPIC), by)
         with suppress(Violation):  # the verdict tells
             settled(standing, within=_HOPELESS if self.sabotage in HOPELESS else _BOUND)
         rows = places.rows() if any(counts.values()) else []
         engine.dispose()
         for relay in relays:
             relay.terminate()
-            relay.communicate(timeout=30)
+            relay.communicate(timeout=120)
         return Standing(counts=counts, rows=rows)
 
     def _judge(self, standing: Standing) -> Verdict:

@@ -1,6 +1,6 @@
 """A service that writes events of shared keys, in transactions short and long.
 
-Usage: writer.py DATABASE NAME ENGINE
+Usage: writer.py DATABASE NAME
 
 It says when it begins, and writes until SIGTERM.
 
@@ -20,7 +20,7 @@ import time
 from sqlalchemy import Column, Integer, MetaData, String, Table, select, update
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import Outbox
 
 KEYS = [f"key-{n}" for n in range(10)]
@@ -31,15 +31,11 @@ counter = Table(
 )
 
 
-def main(url: str, name: str, kind: str) -> None:
+def main(url: str, name: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     engine, chance = open_database(url), random.Random(name)
     outbox = Outbox(source=name)
-    if kind == "emitted":
-        from holdfast.outbox.wal import WalOutbox
-
-        outbox = WalOutbox(source=name)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while not stop.is_set():

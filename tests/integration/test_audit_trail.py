@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,26 +27,38 @@ from sqlalchemy import (
     update,
 )
 
-from holdfast.audit import ORIGIN, Audit, Head, Warrant, audit, entries, head, sealed, verify
 from holdfast.cli.migrations import Migrations
 from holdfast.cli.migrations.history import VERSION_TABLE
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.consumer.desk import Desk
-from holdfast.database import open_database
-from holdfast.dlq import audit as letters_audit
+from holdfast.consumer.parking.admin import ParkingAdmin
+from holdfast.db.audit import (
+    LETTERS,
+    ORIGIN,
+    OUTBOX,
+    SAGAS,
+    Audit,
+    Head,
+    Operator,
+    audit,
+    entries,
+    head,
+    sealed,
+    verify,
+)
+from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.audit import Audit as OutboxAudit
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS
+from tests.shell import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sqlalchemy.engine import Engine
 
 _MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
-ADA = Warrant(actor="ada", reason="fixed", account="ada (1000)@host")
+ADA = Operator(actor="ada", reason="fixed", account="ada (1000)@host")
 
 
 @pytest.fixture(params=KINDS)
@@ -68,9 +77,10 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]
 def act(engine: Engine) -> None:
     """Have every package write an entry."""
     with engine.begin() as db:
-        OutboxAudit(engine).record(db, ADA, "skip", "event 1", {})
-        Desk(engine)._record(db, ADA, "release", "g orders k", {})
-        letters_audit.Audit().append(db, ADA, "discard", "group 1")
+        Audit(OUTBOX).append(db, ADA, "skip", "event 1", {})
+        ParkingAdmin(engine)._record(db, ADA, "release", "g orders k", {})
+        Audit(SAGAS).append(db, ADA, "retry", "saga 1", {})
+        Audit().append(db, ADA, "discard", "group 1")
 
 
 def test_all_packages_write_one_chain_with_account_and_database_user(database: Engine) -> None:
@@ -79,15 +89,16 @@ def test_all_packages_write_one_chain_with_account_and_database_user(database: E
     with database.connect() as db:
         whole = entries(db)
         assert verify(db).is_whole
-        assert verify(db).checked == 3
-        assert [one.action for one in letters_audit.entries(db)] == ["discard"]
-    assert [one.action for one in whole] == ["discard", "keys.release", "outbox.skip"]
+        assert verify(db).checked == 4
+        assert [one.action for one in entries(db, area=LETTERS)] == ["discard"]
+        assert [one.action for one in entries(db, area=SAGAS)] == ["retry"]
+        assert [one.action for one in entries(db, area=OUTBOX)] == ["skip"]
+    assert [one.action for one in whole] == ["discard", "saga.retry", "keys.release", "outbox.skip"]
     assert {one.detail["account"] for one in whole} == {ADA.account}
     if database.dialect.name != "sqlite":
         (user,) = {one.detail["database_user"] for one in whole}
         assert user.startswith(database.url.username or "")
-    assert [one.action for one in OutboxAudit(database).entries()] == ["skip"]
-    assert [one.action for one in Desk(database).audited()] == ["release"]
+    assert [one.action for one in ParkingAdmin(database).audited()] == ["release"]
 
 
 def test_two_emptied_tables_do_not_verify_as_whole(database: Engine) -> None:
@@ -177,11 +188,12 @@ def test_the_trails_of_older_versions_become_one(database: Engine) -> None:
     assert found[-1].action == "discard"
     assert {one.action for one in found[:2]} == {"outbox.skip", "keys.release"}
     assert {one.at for one in found[:2]} == {"2026-01-02T03:04:05.000000+00:00"}
-    skip = OutboxAudit(database).entries()[0]
+    with database.connect() as db:
+        skip = entries(db, area=OUTBOX)[0]
     assert (skip.actor, skip.subject, skip.detail["n"]) == ("bob", "event 9", 1)
     act(database)
     with database.connect() as db:
-        assert verify(db).checked == 6
+        assert verify(db).checked == 7
 
 
 def _rewind(database: Engine) -> None:
@@ -223,13 +235,6 @@ def _plain(name: str, metadata: MetaData) -> Table:
     )  # fmt: skip
 
 
-def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HOLDFAST, *args], capture_output=True, text=True, check=False, timeout=120,
-        env={**os.environ, **env},
-    )  # fmt: skip
-
-
 def test_the_account_is_the_systems_word_whatever_the_environment_says(tmp_path: Path) -> None:
     """$LOGNAME names nobody else; the command shows the whole trail and checks it."""
     url = f"sqlite:///{tmp_path}/a.db"
@@ -237,27 +242,28 @@ def test_the_account_is_the_systems_word_whatever_the_environment_says(tmp_path:
     Migrations(engine).upgrade()
     Audit().record(engine, ADA, "outbox.skip", "event 1")
     pretended = {"LOGNAME": "mallory", "USER": "mallory", "LNAME": "mallory", "USERNAME": "mallory"}
-    pruned = _run("outbox", "prune", "--database", url, "--reason", "x", "--keep-days", "1",
-                  **pretended)  # fmt: skip
+    prune = ("outbox", "prune", "--database", url, "--reason", "x", "--older-than", "1d", "--yes")
+    pruned = shell(*prune, **pretended)
     assert pruned.returncode == 0, pruned.stderr
-    shared = _run("circuits", "open", "nowhere", "--database", url, "--reason", "x", **pretended)
+    shared = shell("circuits", "open", "nowhere", "--database", url, "--reason", "x", **pretended)
     assert "no process shares" in shared.stderr
     clock = VirtualClock(start=SYSTEM_CLOCK.now() - timedelta(days=3))
     with engine.begin() as db:
         db.execute(delete(audit))
         db.execute(update(head).values(seq=0, hash=ORIGIN))
     Audit(clock=clock).record(engine, ADA, "outbox.skip", "event 1")
-    assert _run("outbox", "prune", "--database", url, "--reason", "x", "--keep-days", "1",
-                **pretended).returncode == 0  # fmt: skip
-    shown = json.loads(_run("audit", "--database", url, "--json").stdout)
+    unasked = shell(*prune[:-1], **pretended)
+    assert (unasked.returncode, "Delete 1 entries" in unasked.stderr) == (2, True)
+    assert shell(*prune, **pretended).returncode == 0
+    shown = json.loads(shell("audit", "--database", url, "--json").stdout)
     own = pwd.getpwuid(os.getuid()).pw_name
     assert shown[0]["actor"] == own
     assert shown[0]["detail"]["account"].startswith(f"{own} ({os.getuid()})@")
-    checked = _run("audit", "--database", url, "--verify")
+    checked = shell("audit", "--database", url, "--verify")
     assert checked.returncode == 0
     kept = checked.stdout.strip().rpartition(" ")[2]
-    again = _run("dlq", "audit", "--database", url, "--verify", "--head", kept)
+    again = shell("dlq", "audit", "--database", url, "--verify", "--head", kept)
     assert again.returncode == 0, again.stdout
     forged = f"{kept.partition(':')[0]}:{'f' * 64}"
-    assert _run("audit", "--database", url, "--verify", "--head", forged).returncode == 1
+    assert shell("audit", "--database", url, "--verify", "--head", forged).returncode == 1
     engine.dispose()

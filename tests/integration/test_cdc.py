@@ -6,17 +6,15 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from holdfast.brokers import connect
-from holdfast.cli.cdc import cdc
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import UNAVAILABLE, change_event
+from holdfast.outbox.cdc.events import UNAVAILABLE, change_event
 from holdfast.testing import wait_until
 from tests.cdc.source import Source, captured, events, told
+from tests.shell import shell
 from tests.wal.shop import Recorder, running
 
 if TYPE_CHECKING:
@@ -249,18 +247,16 @@ def test_nonsense_is_refused_with_the_fix(source: Source) -> None:
 def test_the_command_captures_a_table_into_a_broker(source: Source, tmp_path: Path) -> None:
     """`holdfast cdc --once` publishes what is there, with topics made on demand."""
     source.run("INSERT INTO item VALUES (1, 'a')")
-    app = typer.Typer()
-    app.command()(cdc)
     url = source.engine.url.render_as_string(hide_password=False)
     broker_url = f"sqlite:///{tmp_path}/b.db"
     arguments = ["--database", url, "--broker", broker_url, "--server", source.server]
     arguments += ["--table", "item", "--create-topics", "--once", "--log-format", "text"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "published 1 changes" in result.output
+    done = shell("cdc", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "published 1 changes" in done.stdout + done.stderr
     broker = connect(broker_url)
     reader = broker.source([f"{source.server}.public.item"], group="g")
-    (delivery,) = reader.poll(10, 5.0)
+    (delivery,) = wait_until(lambda: reader.poll(10, 1.0), deadline=60, what="the change")
     assert change_event(delivery.message).after == {"id": 1, "name": "a"}
     reader.close()
     broker.close()

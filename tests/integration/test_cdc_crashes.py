@@ -44,7 +44,7 @@ class Captures:
         """Run a process until it has died there."""
         process = self.start(moment, nth)
         try:
-            assert process.wait(30) == -9
+            assert process.wait(90) == -9
         finally:
             process.kill()
             process.wait()
@@ -77,9 +77,9 @@ def test_a_capture_killed_at_the_worst_moments_loses_nothing(
     sent += [(1, None), (2, None)]
     last = captures.start()
     try:
-        wait_until(lambda: set(sent) <= set(captures.seen()), what="all is published")
+        wait_until(lambda: set(sent) <= set(captures.seen()), deadline=90, what="all is published")
         last.terminate()
-        assert last.wait(30) == 0
+        assert last.wait(90) == 0
     finally:
         last.kill()
         last.wait()

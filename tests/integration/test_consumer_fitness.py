@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import ConfigurationError, Message
-from holdfast.consumer import Batches, Consumer, Ending
+from holdfast.consumer import Batches, Consumer, HandlerEnding
 from holdfast.dlq import dead_letter
 from holdfast.idempotency import idempotent
 from holdfast.retry import Backoff, retry
@@ -94,7 +94,7 @@ def test_a_loop_of_ones_own_hears_that_the_handler_did_not_run(bench: Bench) -> 
     consumer = bench.consumer()
     consumer.on("orders")(wrapped)
     outcome = consumer.handler("orders").handle(Message.new("orders", b"first", key="k"))
-    assert outcome.ending is Ending.FAILED
+    assert outcome.ending is HandlerEnding.FAILED
     assert "Make the handler an async def" in str(outcome.error)
 
 

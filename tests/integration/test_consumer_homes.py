@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session  # noqa: TC002 - the handler's annotation is 
 
 from holdfast.backoff import Backoff, Jitter
 from holdfast.consumer import Consumer
-from holdfast.database import open_database
-from holdfast.dlq import Origin, StoreHome, TopicHome, dead_letter
-from holdfast.dlq.groups import Groups
-from holdfast.dlq.replay.plan import Terms
+from holdfast.db.engine import open_database
+from holdfast.dlq import CaptureSettings, DeadLetterStore, DeadLetterTopic, dead_letter
+from holdfast.dlq.protection.vault import Vault
+from holdfast.dlq.replay.plan import ReplayOptions
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.replay.surveying import survey
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.triage import Rule, Triage, Verdict
-from holdfast.dlq.vault import Vault
+from holdfast.dlq.replay.survey import survey
+from holdfast.dlq.store.groups import FailureGroups
+from holdfast.dlq.store.schema import message as letters
+from holdfast.dlq.triage import Rule, Triage, TriageVerdict
 from holdfast.errors import ConfigurationError, PoisonMessage, Transient
 from holdfast.idempotency import idempotent
 from holdfast.retry import retry
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DATA = Triage(rules=[Rule("mine", lambda case: True, Verdict.DATA)])
+DATA = Triage(rules=[Rule("mine", lambda case: True, TriageVerdict.DATA)])
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def registered(bench: Bench, consumer: Consumer, layer: Any) -> Consumer:
 def test_a_store_of_ones_own_keeps_the_quarantine(bench: Bench, same: bool) -> None:
     """Later messages of the key wait, with the rules that the home brings."""
     engine = bench.engine if same else open_database(bench.engine.url)
-    home = StoreHome(engine, triage=DATA)
+    home = DeadLetterStore(engine, triage=DATA)
     consumer = registered(bench, bench.consumer(), dead_letter(home))
     bench.publish("bad", "after", "later", key="sick")
     bench.publish("fine", key="well")
@@ -88,7 +88,7 @@ def test_a_home_that_cannot_hold_keys_is_refused_while_keys_are_held(
     """Nothing would hold the later ones back, and nobody would notice."""
     url = "sqlite://" if kind == "memory" else f"sqlite:///{tmp_path}/other.db"
     engine = open_database(url)
-    home: Any = TopicHome.on(bench.broker) if kind == "topic" else StoreHome(engine)
+    home: Any = DeadLetterTopic.on(bench.broker) if kind == "topic" else DeadLetterStore(engine)
     with pytest.raises(ConfigurationError, match="quarantine=False"):
         registered(bench, bench.consumer(), dead_letter(home))
     registered(bench, bench.consumer(quarantine=False), dead_letter(home))
@@ -100,7 +100,7 @@ def test_a_home_that_cannot_hold_keys_is_refused_while_keys_are_held(
 def test_a_letter_that_goes_elsewhere_ends_a_parked_retry(bench: Bench) -> None:
     """The row in the database goes when the letter is out, or it would be retried for ever."""
     consumer = bench.consumer(quarantine=False, patience=0.05)
-    registered(bench, consumer, dead_letter(TopicHome.on(bench.broker)))
+    registered(bench, consumer, dead_letter(DeadLetterTopic.on(bench.broker)))
     bench.publish("late")
     with running(consumer):
         until(lambda: consumer.tally.dead_lettered == 1, "its retries are spent")
@@ -127,10 +127,10 @@ def test_the_letter_of_a_message_that_kills_the_process_is_sealed_as_any_other(
 ) -> None:
     """Origin and home are the handler's, whatever ended the message."""
     vault = Vault(bench.engine, os.urandom(32))
-    origin = Origin(
+    origin = CaptureSettings(
         vault=vault, fields=("name",), subject="$.customer", tenant="$.shop", service_version="1.4"
     )
-    layer = dead_letter(StoreHome(bench.engine, triage=DATA), origin=origin, commutative=True)
+    layer = dead_letter(DeadLetterStore(bench.engine, triage=DATA), origin=origin, commutative=True)
     bench.publish('{"name": "Ada", "customer": "c-9", "shop": "acme", "doom": 1}', key="k")
     with pytest.raises(Doom):
         registered(bench, bench.consumer(crash_limit=1), layer).run()
@@ -152,18 +152,20 @@ def test_letters_say_version_and_broker(bench: Bench) -> None:
         bench.publish("bad", key=key)
         with running(consumer):
             until(lambda: bench.lag == 0, "acknowledged")
-    (problem,) = Groups(bench.engine).listed()
+    (problem,) = FailureGroups(bench.engine).listed()
     assert problem.versions == ("1.4.1", "1.4.2")
     assert {row.broker for row in bench.letters} == {bench.broker.name[:64]}
     with bench.engine.connect() as db:
-        found = survey(db, Selection(consumer_group="g"), Terms())
+        found = survey(db, Selection(consumer_group="g"), ReplayOptions())
     assert {letter.version for letter in found.letters} == {"1.4.1", "1.4.2"}
 
 
 def test_what_a_handler_says_of_itself_goes_first(bench: Bench) -> None:
     """The consumer fills in the rest; so does the command line, after both."""
-    consumer = bench.consumer(origin=Origin(service_version="2", tenant="tenant", git_sha="abc"))
-    registered(bench, consumer, dead_letter(origin=Origin(service_version="3")))
+    consumer = bench.consumer(
+        origin=CaptureSettings(service_version="2", tenant="tenant", git_sha="abc")
+    )
+    registered(bench, consumer, dead_letter(origin=CaptureSettings(service_version="3")))
     consumer.identify("4")
     bench.publish("bad")
     with running(consumer):

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 from holdfast import Message, PoisonMessage
 from holdfast.circuit import Breaker, CircuitPolicy, HalfOpen, LastCalls, Open, circuit
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.consumer import Batches, Consumer, Ending
-from holdfast.consumer.clerk import Clerk
-from holdfast.consumer.gates import Gates
-from holdfast.consumer.lanes import Lanes
-from holdfast.consumer.reader import Reader
-from holdfast.consumer.work import Work
+from holdfast.consumer import Batches, Consumer, HandlerEnding
+from holdfast.consumer.intake.admission import Admission
+from holdfast.consumer.intake.decode import BodyReader
+from holdfast.consumer.scheduling.circuit_gate import CircuitGate
+from holdfast.consumer.scheduling.scheduler import KeyScheduler
+from holdfast.consumer.scheduling.work import RetryIn, Work, WorkState
 from holdfast.dlq import close, dead_letter
 from holdfast.idempotency import idempotent
 from holdfast.retry import Backoff, retry
@@ -27,6 +27,8 @@ from tests.consuming import Bench, running, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from holdfast.ports import Delivery
 
 POLICY = CircuitPolicy(
     failure_rate=0.5, minimum_calls=3, window=LastCalls(6), open_seconds=0.2, permits=3
@@ -140,14 +142,14 @@ def test_a_loop_of_ones_own_never_overtakes_a_held_key(bench: Bench) -> None:
     """The later message is given back until the letter is closed; other keys are handled."""
     handler = poisoned(bench).handler("orders")
     bad, later = (Message.new("orders", body, key="k") for body in (b"bad", b"later"))
-    assert handler.handle(bad).ending is Ending.DEAD_LETTERED
+    assert handler.handle(bad).ending is HandlerEnding.DEAD_LETTERED
     refused = handler.handle(later)
-    assert (refused.ending, refused.acknowledge) == (Ending.RELEASED, False)
+    assert (refused.ending, refused.acknowledge) == (HandlerEnding.RELEASED, False)
     assert "keys release" in str(refused.error)
-    assert handler.handle(bad).ending is Ending.DEAD_LETTERED
-    assert handler.handle(Message.new("orders", b"other", key="o")).ending is Ending.HANDLED
+    assert handler.handle(bad).ending is HandlerEnding.DEAD_LETTERED
+    assert handler.handle(Message.new("orders", b"other", key="o")).ending is HandlerEnding.HANDLED
     discard(bench)
-    assert handler.handle(later).ending is Ending.HANDLED
+    assert handler.handle(later).ending is HandlerEnding.HANDLED
     assert (bench.effects, bench.held_keys) == (["other", "later"], [])
 
 
@@ -159,30 +161,50 @@ def test_a_loop_of_ones_own_hears_of_an_outage_as_an_outcome(bench: Bench) -> No
     outcome = handler.handle(Message.new("orders", b"x", key="k"))
     with bench.engine.begin() as db:
         db.exec_driver_sql("ALTER TABLE away RENAME TO holdfast_attempt")
-    assert (outcome.ending, outcome.blame) == (Ending.RELEASED, False)
+    assert (outcome.ending, outcome.blame) == (HandlerEnding.RELEASED, False)
 
 
 def test_work_lost_before_it_was_admitted_is_forgotten(bench: Bench) -> None:
-    """A rebalance leaves nothing behind in the clerk, who is idle again."""
+    """A rebalance leaves nothing behind in the admission, which is idle again."""
     consumer = poisoned(bench)
     route = consumer._routes["orders"]
-    books = consumer._books
+    books = consumer.context.store
     assert books is not None
-    lanes = Lanes(Gates([route], SYSTEM_CLOCK), SYSTEM_CLOCK, company=4, wake=lambda: None,
-                  dropped=lambda _work: None)  # fmt: skip
-    reader = Reader(consumer.settings, consumer.tally, consumer.metrics)
-    clerk = Clerk(books, lanes, reader=reader, owner="me", settings=consumer.settings,
-                  clock=SYSTEM_CLOCK, chores=lambda: None)  # fmt: skip
+    context = consumer.context
+    lanes = KeyScheduler(context, CircuitGate([route], SYSTEM_CLOCK))
+    admission = Admission(context, books, lanes, BodyReader(context), lambda _admit: None)
     works = [
         Work(route=route, message=Message.new("orders", b"x", key="k"), lane_key=("k",),
-             dropped=True)
+             state=WorkState.REVOKED)
         for _ in range(3)
     ]  # fmt: skip
-    clerk.admit(works)
-    clerk.start()
-    until(lambda: clerk.is_idle, "the clerk idle")
-    clerk.stop()
-    assert clerk.is_idle
+    admission.admit(works)
+    admission.start()
+    until(lambda: admission.is_idle, "nothing waiting for admission")
+    admission.stop()
+    assert admission.is_idle
+
+
+def test_what_was_lost_while_it_ran_leaves_no_mark_when_it_is_to_be_tried_again(
+    bench: Bench,
+) -> None:
+    """It does not run again here, so nobody else would remove the mark of its start."""
+    consumer = poisoned(bench)
+    route = consumer._routes["orders"]
+    lanes = KeyScheduler(consumer.context, CircuitGate([route], SYSTEM_CLOCK))
+    bench.publish("x", key="k")
+    source = consumer.broker.source(["orders"], group="g")
+    found: list[Delivery] = []
+    until(lambda: found.extend(source.poll(1, 0.1)) or found, "the message")
+    work = Work(route=route, message=found[0].message, delivery=found[0], lane_key=("k",))
+    lanes.reserve([work])
+    lanes.admit([work])
+    assert lanes.begin(work)
+    lanes.drop([found[0].lane])
+    lanes.finish(work, RetryIn(delay=1.0))
+    assert lanes.finished.get_nowait() is work
+    assert lanes.is_empty()
+    source.close()
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -326,7 +348,7 @@ def test_a_database_that_is_down_at_the_start_is_waited_for(
     """As a broker is: the consumer says so, and goes on when it answers."""
     refused = [OperationalError("connect", {}, ConnectionRefusedError("refused"))] * 2
     consumer = poisoned(bench)
-    books = consumer._books
+    books = consumer.context.store
     assert books is not None
 
     @event.listens_for(books.engine, "do_connect")

@@ -11,13 +11,14 @@ from sqlalchemy import insert, select
 
 from holdfast import Message
 from holdfast.consumer import Attempt, Consumer
-from holdfast.dlq import StoreHome, capture, dead_letter
-from holdfast.dlq.closing import close
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq import DeadLetterStore, capture, dead_letter
+from holdfast.dlq.store.closing import close
+from holdfast.dlq.store.schema import message as letters
 from holdfast.errors import ConfigurationError, PoisonMessage
 from holdfast.idempotency import Inbox, idempotent
-from holdfast.idempotency.keys import consumer_key, content_digest, message_key
+from holdfast.idempotency.identity import consumer_key, content_digest, message_key
 from holdfast.idempotency.schema import attempt, inbox, roster
+from holdfast.ids import new_id
 from tests.consuming import Bench, effects, running, until
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_a_dead_letter_of_an_earlier_version_is_recognised_when_its_message_come
     old = order.with_(source="holdfast")  # an id without the source in it
     letter = capture(old, ValueError("bad"), group="g", handler="billing.charge")
     as_stored = letter.message.with_(source="shop")
-    StoreHome(bench.engine).put(msgspec.structs.replace(letter, message=as_stored))
+    DeadLetterStore(bench.engine).put(msgspec.structs.replace(letter, message=as_stored))
     consumer = bench.consumer()
     fails = named("charge", "billing")
 
@@ -170,7 +171,7 @@ def test_dead_letters_name_the_handler_by_its_topic_and_the_function_for_people(
     run(consumer)
     [row] = bench.letters
     assert row.handler == "orders"
-    letter = StoreHome(bench.engine).get(row.dlq_id)
+    letter = DeadLetterStore(bench.engine).get(row.dlq_id)
     assert letter is not None
     assert letter.culprit.function.endswith("fails")
 
@@ -190,6 +191,26 @@ def test_a_scope_that_vanished_is_told_at_the_start_with_the_command_that_moves_
     assert "holdfast inbox rename g/sales g/orders" in told[0].getMessage()
     assert "g/orders is new in group g" in caplog.text
     assert "other/sales" not in caplog.text
+
+
+def test_a_group_of_several_programs_is_warned_once_and_not_at_each_start(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scope of the other program is no name that changed: nothing is new to this one."""
+
+    def start(topic: str) -> int:
+        consumer = bench.consumer()
+        consumer.on(topic)(idempotent(charge))
+        bench.send(event(new_id(), payload=b'"x"').with_(topic=topic))
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="holdfast.consumer"):
+            run(consumer)
+        return caplog.text.count("inbox rename")
+
+    assert start("orders") == 0
+    assert start("sales") == 1, "it may be what orders is called now"
+    assert [start("orders"), start("sales"), start("orders")] == [0, 0, 0]
+    assert len(bench.effects) == 5
 
 
 def test_an_unchanged_group_is_told_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +256,7 @@ def test_events_of_two_sources_with_one_id_are_parked_as_two(bench: Bench) -> No
 
 
 def test_dead_letters_of_two_sources_are_two(bench: Bench) -> None:
-    home = StoreHome(bench.engine)
+    home = DeadLetterStore(bench.engine)
     for source in ("shop", "mail", "shop"):
         home.put(capture(event("1", source), ValueError("bad"), group="g", handler="orders"))
     with bench.engine.connect() as db:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import delete, insert, select, update
 
-from holdfast.dlq.audit import Audit, Warrant, entries, verify
-from holdfast.dlq.schema import audit, audit_head
+from holdfast.db.audit import Audit, Operator, entries, verify
+from holdfast.dlq.store.schema import audit, audit_head
 from holdfast.errors import ConfigurationError
 from tests.dead_letters import KINDS, emptied, opened
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-WARRANT = Warrant(actor="ada", reason="fixed in 1.4.2 – »ж«", ticket="OPS-1")
+OPERATOR = Operator(actor="ada", reason="fixed in 1.4.2 – »ж«", ticket="OPS-1")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -37,7 +37,7 @@ def engine(database: Engine) -> Engine:
     emptied(database)
     for number in range(5):
         detail = {"count": number, "x": "é\x00"}
-        Audit().record(database, WARRANT, "discard", f"group-{number}", detail)
+        Audit().record(database, OPERATOR, "discard", f"group-{number}", detail)
     return database
 
 
@@ -76,7 +76,7 @@ def test_a_row_before_the_first_is_found(engine: Engine, seq: int) -> None:
 
 def test_a_row_that_was_changed_and_sealed_again_is_found(engine: Engine) -> None:
     """The next row still holds the old hash."""
-    from holdfast.dlq.audit import sealed
+    from holdfast.db.audit import sealed
 
     with engine.begin() as db:
         row = dict(db.execute(select(audit).where(audit.c.seq == 2)).mappings().one())
@@ -140,7 +140,7 @@ def test_entries_written_at_once_form_one_chain(engine: Engine) -> None:
         start.wait()
         try:
             for number in range(5):
-                Audit().record(engine, WARRANT, "ack", f"{who}-{number}")
+                Audit().record(engine, OPERATOR, "ack", f"{who}-{number}")
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
@@ -159,7 +159,7 @@ def test_entries_written_at_once_form_one_chain(engine: Engine) -> None:
 def test_an_act_that_rolls_back_leaves_no_entry(engine: Engine) -> None:
     """Entry and act commit together."""
     with engine.connect() as db:
-        Audit().append(db, WARRANT, "discard", "group-9")
+        Audit().append(db, OPERATOR, "discard", "group-9")
         db.rollback()
     with engine.connect() as db:
         assert verify(db).checked == 5
@@ -169,4 +169,4 @@ def test_an_act_that_rolls_back_leaves_no_entry(engine: Engine) -> None:
 def test_nothing_is_done_without_a_name_and_a_reason(given: dict[str, str]) -> None:
     """Blank ones are refused."""
     with pytest.raises(ConfigurationError, match="is empty"):
-        Warrant(**given)
+        Operator(**given)

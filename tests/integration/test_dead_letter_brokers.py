@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, create_tables
-from holdfast.dlq.collector import Collector
-from holdfast.dlq.schema import message
-from holdfast.dlq.topic import COLLECTOR
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, DeadLetterTopic, create_tables
+from holdfast.dlq.store.schema import message
+from holdfast.dlq.topic.collector import Collector
+from holdfast.dlq.topic.topic import COLLECTOR
 from holdfast.errors import BrokerDown, DependencyDown
 from holdfast.headers import Headers
 from holdfast.testing import wait_until
@@ -55,7 +55,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 def test_the_letter_is_the_same_behind_every_broker(broker: Broker, engine: Engine) -> None:
     """Body, key, headers and the whole failure, also with an error text of 10 MB."""
     topic = f"orders-{uuid.uuid4().hex[:8]}"
-    home = TopicHome.on(broker)
+    home = DeadLetterTopic.on(broker)
     error = failed(ValueError("big \x1b[31m" + "x" * 10_000_000))
     put = [
         letter(1, topic=topic, payload=b"\x00\xffbinary", headers=HEADERS),
@@ -65,7 +65,7 @@ def test_the_letter_is_the_same_behind_every_broker(broker: Broker, engine: Engi
         home.put(one)
     home.close()
     source = broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
-    collector = Collector(source, StoreHome(engine))
+    collector = Collector(source, DeadLetterStore(engine))
 
     def collected() -> bool:
         if batch := source.poll(10, 1.0):
@@ -75,7 +75,7 @@ def test_the_letter_is_the_same_behind_every_broker(broker: Broker, engine: Engi
     wait_until(collected, deadline=60)
     source.close()
     for one in put:
-        stored = StoreHome(engine).get(one.dlq_id)
+        stored = DeadLetterStore(engine).get(one.dlq_id)
         assert stored is not None
         assert stored.message == one.message
         assert stored.culprit == one.culprit
@@ -101,12 +101,12 @@ def test_a_broker_that_is_down_leaves_the_letter_in_the_database(engine: Engine)
     """As a row marked quarantine; without a database nothing may be acknowledged."""
     broker = connect("memory:")
     put = letter()
-    TopicHome(Down(broker), quarantine=StoreHome(engine)).put(put)
-    stored = StoreHome(engine).get(put.dlq_id)
+    DeadLetterTopic(Down(broker), quarantine=DeadLetterStore(engine)).put(put)
+    stored = DeadLetterStore(engine).get(put.dlq_id)
     assert stored is not None
     assert stored.origin == "quarantine"
     with pytest.raises(DependencyDown):
-        TopicHome(Down(broker)).put(put)
+        DeadLetterTopic(Down(broker)).put(put)
     broker.close()
 
 
@@ -143,13 +143,13 @@ def test_a_message_at_the_limit_of_its_topic_has_room_for_its_envelope(
     topic = f"orders-{uuid.uuid4().hex[:8]}"
     narrow(kafka, topic, 1_048_576)
     made = large(topic, 1_048_576 - 300)
-    home = TopicHome.on(kafka_broker)
+    home = DeadLetterTopic.on(kafka_broker)
     home.put(made)
     home.close()
     source = kafka_broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
-    Collector(source, StoreHome(engine)).run(until_idle=True)
+    Collector(source, DeadLetterStore(engine)).run(until_idle=True)
     source.close()
-    stored = StoreHome(engine).get(made.dlq_id)
+    stored = DeadLetterStore(engine).get(made.dlq_id)
     assert stored is not None
     assert stored.message == made.message
     assert stored.failure.root == made.failure.root
@@ -161,16 +161,16 @@ def test_a_message_that_leaves_little_room_goes_with_the_least_envelope(
     """Its topic was made by somebody else; where not even that fits, the error names the knob."""
     topic = f"orders-{uuid.uuid4().hex[:8]}"
     narrow(kafka, f"{topic}.billing.dlq", 100_000)
-    home = TopicHome.on(kafka_broker)
+    home = DeadLetterTopic.on(kafka_broker)
     tight = large(topic, 100_000 - 4_000)
     home.put(tight)
     with pytest.raises(DependencyDown, match=r"to 10\d,\d{3} bytes.*max\.message\.bytes of the"):
         home.put(large(topic, 100_000))
     home.close()
     source = kafka_broker.source([f"{topic}.billing.dlq"], group=COLLECTOR)
-    Collector(source, StoreHome(engine)).run(until_idle=True)
+    Collector(source, DeadLetterStore(engine)).run(until_idle=True)
     source.close()
-    stored = StoreHome(engine).get(tight.dlq_id)
+    stored = DeadLetterStore(engine).get(tight.dlq_id)
     assert stored is not None
     assert stored.message == tight.message
     assert stored.failure.root.type == "ValueError"

@@ -16,21 +16,20 @@ from sqlalchemy.exc import DataError
 
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
-from holdfast.cli.dlq.shown import when
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, capture, close, create_tables
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.collector import Collector
-from holdfast.dlq.groups import Groups
-from holdfast.dlq.replay.freezing import freeze
-from holdfast.dlq.replay.marks import Marks
-from holdfast.dlq.replay.plan import Terms
+from holdfast.cli.display import when
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, DeadLetterTopic, capture, close, create_tables
+from holdfast.dlq.replay.freeze import freeze
+from holdfast.dlq.replay.plan import ReplayOptions
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection
-from holdfast.dlq.schema import change, message
-from holdfast.dlq.wire import ENVELOPE, to_topic
+from holdfast.dlq.store.groups import FailureGroups
+from holdfast.dlq.store.schema import change, message
+from holdfast.dlq.topic.collector import Collector
+from holdfast.dlq.topic.topic import ENVELOPE, to_topic
 from holdfast.errors import DependencyDown, StaleDelivery
-from holdfast.headers import Headers
+from holdfast.headers import Headers, ReplayHeaders
 from holdfast.message import Message
 from holdfast.testing import VirtualClock, wait_until
 from tests.dead_letters import count, letter
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker, Delivery, Source
 
 TOPIC = "orders.billing.dlq"
-ADA = Warrant(actor="ada", reason="fixed")
+ADA = Operator(actor="ada", reason="fixed")
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def published(broker: Broker, number: int, first: int = 0) -> None:
     """Put dead letters on the topic."""
     sink = broker.sink()
-    home = TopicHome(sink, prepare=broker.create_topic)
+    home = DeadLetterTopic(sink, prepare=broker.create_topic)
     for n in range(first, first + number):
         home.put(letter(n))
     sink.close()
@@ -78,7 +77,7 @@ def published(broker: Broker, number: int, first: int = 0) -> None:
 def collected(broker: Broker, engine: Engine, group: str = "collector") -> Collector:
     """Collect until nothing is left."""
     source = broker.source([TOPIC], group=group)
-    collector = Collector(source, StoreHome(engine))
+    collector = Collector(source, DeadLetterStore(engine))
     try:
         collector.run(until_idle=True)
     finally:
@@ -91,7 +90,7 @@ def test_letters_move_from_the_topic_into_the_store(broker: Broker, engine: Engi
     published(broker, 7)
     assert collected(broker, engine).collected.stored == 7
     assert count(engine, message) == 7
-    stored = StoreHome(engine).get(letter(3).dlq_id)
+    stored = DeadLetterStore(engine).get(letter(3).dlq_id)
     assert stored is not None
     assert stored.message.topic == "orders"
     assert stored.origin == "collected"
@@ -122,8 +121,8 @@ def test_an_envelope_of_a_newer_version_is_a_failure_like_any_other(
     first = letter(1)
     plan_id = ""
     if known:
-        StoreHome(engine).put(first)
-        plan_id = freeze(engine, Selection(consumer_group="billing"), Terms(), ADA).plan.id
+        DeadLetterStore(engine).put(first)
+        plan_id = freeze(engine, Selection(consumer_group="billing"), ReplayOptions(), ADA).plan.id
 
     def publish(number: int) -> None:
         newer = {"schema_version": 9, "dlq_id": first.dlq_id, "failure": {"number": number},
@@ -180,7 +179,7 @@ def test_what_cannot_be_read_is_stored_as_a_problem_of_its_own(
     sink.close()
     published(broker, 1)
     assert collected(broker, engine).collected.unreadable == 2
-    titles = {one.title for one in Groups(engine).listed()}
+    titles = {one.title for one in FailureGroups(engine).listed()}
     assert any("unreadable envelope" in title for title in titles)
     assert count(engine, message) == 3
 
@@ -191,7 +190,7 @@ def test_nothing_is_accepted_before_it_is_stored(broker: Broker, engine: Engine)
     source = broker.source([TOPIC], group="collector")
     bare = open_database("sqlite://")  # it has no tables
     with pytest.raises(DependencyDown):
-        Collector(source, StoreHome(bare)).collect(source.poll(10, 5.0))
+        Collector(source, DeadLetterStore(bare)).collect(source.poll(10, 5.0))
     source.close()
     bare.dispose()
     assert collected(broker, engine).collected.stored == 3
@@ -200,15 +199,16 @@ def test_nothing_is_accepted_before_it_is_stored(broker: Broker, engine: Engine)
 PROGRAM = """
 import sys
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome
-from holdfast.dlq.collector import Collector
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore
+from holdfast.dlq.topic.collector import Collector
 folder = sys.argv[1]
 source = connect(f"sqlite:///{folder}/broker.db").source(["orders.billing.dlq"], group="collector")
-Collector(source, StoreHome(open_database(f"sqlite:///{folder}/store.db"))).run()
+Collector(source, DeadLetterStore(open_database(f"sqlite:///{folder}/store.db"))).run()
 """
 
 
+@pytest.mark.programs
 def test_a_collector_killed_in_the_middle_loses_and_doubles_nothing(
     broker: Broker, engine: Engine, tmp_path: Path
 ) -> None:
@@ -231,13 +231,13 @@ def test_a_collector_killed_in_the_middle_loses_and_doubles_nothing(
 
     wait_until(is_all_there, deadline=90)
     assert count(engine, message) == 100
-    assert Groups(engine).listed()[0].pending == 100
+    assert FailureGroups(engine).listed()[0].pending == 100
 
 
 def test_a_running_collector_stops_when_told(broker: Broker, engine: Engine) -> None:
     """The batch in hand is settled."""
     source = broker.source([TOPIC], group="collector")
-    collector = Collector(source, StoreHome(engine))
+    collector = Collector(source, DeadLetterStore(engine))
     thread = threading.Thread(target=collector.run)
     thread.start()
     published(broker, 2)
@@ -250,7 +250,7 @@ def test_a_running_collector_stops_when_told(broker: Broker, engine: Engine) -> 
         assert set(db.execute(select(message.c.origin)).scalars()) == {"collected"}
 
 
-class Flaky(StoreHome):
+class Flaky(DeadLetterStore):
     """A store that is down for some calls, and refuses some letters for what is in them."""
 
     def __init__(self, engine: Engine, *, down: int = 0, refuses: tuple[str, ...] = ()) -> None:
@@ -305,7 +305,7 @@ def test_a_collector_that_lost_its_lanes_goes_on(broker: Broker, engine: Engine)
     """What it stored comes again to whoever has them now, and changes nothing."""
     published(broker, 3)
     source = broker.source([TOPIC], group="collector")
-    Collector(cast("Source", Moved(source)), StoreHome(engine)).run(until_idle=True)
+    Collector(cast("Source", Moved(source)), DeadLetterStore(engine)).run(until_idle=True)
     source.close()
     assert states(engine) == [("pending", 1)] * 3
     assert sum(broker.lag("collector", [TOPIC]).values()) == 0
@@ -317,11 +317,11 @@ def test_a_replay_that_failed_is_told_although_the_message_failed_once_more(
     """Both failures lie in one batch; the plan hears of its own."""
     published(broker, 1)
     collected(broker, engine)
-    plan = freeze(engine, Selection(consumer_group="billing"), Terms(), ADA).plan
+    plan = freeze(engine, Selection(consumer_group="billing"), ReplayOptions(), ADA).plan
     first = letter(0)
-    marks = Marks(group="billing", plan=plan.id, dlq_id=first.dlq_id, topic="orders")
+    marks = ReplayHeaders(group="billing", plan=plan.id, dlq_id=first.dlq_id, topic="orders")
     sent = first.message.with_(headers=marks.stamped(first.message.headers))
-    home = TopicHome(broker.sink())
+    home = DeadLetterTopic(broker.sink())
     home.put(capture(sent, ValueError("still"), group="billing", handler="shop.bill"))
     home.put(letter(0))
     home.close()

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.dlq import StoreHome, close
-from holdfast.dlq.audit import Warrant, entries, verify
-from holdfast.dlq.capture import Origin
-from holdfast.dlq.groups import AlreadyOver, Group, Groups, NoSuchGroup, StillOpen, Which
-from holdfast.dlq.schema import change
-from holdfast.dlq.stats import stats
-from holdfast.dlq.tally import fold
+from holdfast.db.audit import Operator, entries, verify
+from holdfast.dlq import DeadLetterStore, close
+from holdfast.dlq.capture.capture import CaptureSettings
+from holdfast.dlq.store.counters import fold
+from holdfast.dlq.store.groups import (
+    AlreadyOver,
+    FailureGroup,
+    FailureGroups,
+    GroupFilter,
+    NoSuchGroup,
+    StillOpen,
+)
+from holdfast.dlq.store.schema import change
+from holdfast.dlq.store.stats import stats
 from holdfast.errors import ConfigurationError
 from holdfast.headers import Headers
 from holdfast.testing import VirtualClock
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-WARRANT = Warrant(actor="ada", reason="OPS-1")
+OPERATOR = Operator(actor="ada", reason="OPS-1")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -47,14 +54,14 @@ def engine(database: Engine) -> Engine:
 
 def test_problems_are_listed_not_messages(engine: Engine) -> None:
     """Three causes on many messages are three groups, the largest first."""
-    home = StoreHome(engine)
-    origin = Origin(service_version="1.4.1", tenant="tenant")
+    home = DeadLetterStore(engine)
+    origin = CaptureSettings(service_version="1.4.1", tenant="tenant")
     for number in range(9):
         error = [ValueError("a"), KeyError("b"), TypeError("c")][min(number // 2, 2)]
         headers = Headers({"tenant": f"t{number % 2}"})
         home.put(letter(number, failed(error), origin=origin, headers=headers))
     for _ in range(2):
-        groups = Groups(engine).listed()
+        groups = FailureGroups(engine).listed()
         assert [one.pending for one in groups] == [5, 2, 2]
         assert groups[0].error_type == "TypeError"
         first = groups[0]
@@ -68,7 +75,7 @@ def test_problems_are_listed_not_messages(engine: Engine) -> None:
 
 def test_stats_say_the_same_before_and_after_a_fold(engine: Engine) -> None:
     """The figures do not depend on housekeeping."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     letters = [letter(number) for number in range(6)]
     letters += [letter(9, topic="other")]
     home.put_all(letters)
@@ -89,7 +96,7 @@ def test_stats_say_the_same_before_and_after_a_fold(engine: Engine) -> None:
 
 def test_folds_at_the_same_time_count_once(engine: Engine) -> None:
     """Folders and writers at work together leave exact figures."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     errors: list[BaseException] = []
 
     def run(task: object) -> None:
@@ -110,15 +117,15 @@ def test_folds_at_the_same_time_count_once(engine: Engine) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert Groups(engine).listed()[0].pending == 40
+    assert FailureGroups(engine).listed()[0].pending == 40
     fold(engine)
-    assert Groups(engine).listed()[0].pending == 40
+    assert FailureGroups(engine).listed()[0].pending == 40
 
 
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_group_closes_by_itself_and_comes_back_as_regressed(engine: Engine, folded: bool) -> None:
     """It is resolved when the last message is closed, not before; a recurrence reopens it."""
-    home, groups, clock = StoreHome(engine), Groups(engine), VirtualClock()
+    home, groups, clock = DeadLetterStore(engine), FailureGroups(engine), VirtualClock()
     letters = [letter(number, clock=clock) for number in range(2)]
     home.put_all(letters)
     name = groups.listed()[0].group_id
@@ -132,7 +139,7 @@ def test_a_group_closes_by_itself_and_comes_back_as_regressed(engine: Engine, fo
     closed(0)
     assert groups.find(name).state == "new"
     with pytest.raises(StillOpen, match="1 pending"):
-        groups.resolve(name, WARRANT)
+        groups.resolve(name, OPERATOR)
     closed(1)
     assert groups.find(name).state == "resolved"
     assert groups.listed() == []
@@ -146,21 +153,21 @@ def test_a_group_closes_by_itself_and_comes_back_as_regressed(engine: Engine, fo
 
 def test_a_recurrence_is_seen_before_a_fold_and_what_is_said_of_it_stays(engine: Engine) -> None:
     """An acknowledged problem that closed and came back is regressed, until somebody says more."""
-    home, groups, clock = StoreHome(engine), Groups(engine), VirtualClock()
+    home, groups, clock = DeadLetterStore(engine), FailureGroups(engine), VirtualClock()
     first = letter(1, clock=clock)
     home.put(first)
     name = groups.listed()[0].group_id
-    groups.acknowledge(name, WARRANT)
+    groups.acknowledge(name, OPERATOR)
     with engine.begin() as db:
         close(db, [first.dlq_id], "discarded", actor="ada", reason="test data")
     home.put(letter(2, clock=clock))
     assert groups.find(name).state == "regressed"
-    assert groups.acknowledge(name, WARRANT).state == "acknowledged"
+    assert groups.acknowledge(name, OPERATOR).state == "acknowledged"
     fold(engine)
     assert groups.find(name).state == "acknowledged"
 
 
-class Interrupted(Groups):
+class Interrupted(FailureGroups):
     """Somebody else acts, and folds, while an operator is about to say something."""
 
     def __init__(self, engine: Engine, meanwhile: Callable[[], object]) -> None:
@@ -168,7 +175,7 @@ class Interrupted(Groups):
         self._meanwhile: Callable[[], object] | None = meanwhile
         self._all = engine
 
-    def find(self, name: str) -> Group:
+    def find(self, name: str) -> FailureGroup:
         """Return what was there before the others acted."""
         found = super().find(name)
         if self._meanwhile is not None:
@@ -180,34 +187,34 @@ class Interrupted(Groups):
 
 def test_a_problem_that_returns_while_it_is_resolved_is_not_hidden(engine: Engine) -> None:
     """Resolved is what has nothing pending at the moment of saying so."""
-    home, first = StoreHome(engine), letter(1)
+    home, first = DeadLetterStore(engine), letter(1)
     home.put(first)
     with engine.begin() as db:
         close(db, [first.dlq_id], "discarded", actor="ada", reason="test data")
-    (found,) = Groups(engine).listed(Which(states=("resolved",)))
+    (found,) = FailureGroups(engine).listed(GroupFilter(states=("resolved",)))
     late = Interrupted(engine, lambda: home.put(letter(2)))
     with pytest.raises(StillOpen):
-        late.resolve(found.group_id, WARRANT)
-    assert [one.state for one in Groups(engine).listed()] == ["regressed"]
+        late.resolve(found.group_id, OPERATOR)
+    assert [one.state for one in FailureGroups(engine).listed()] == ["regressed"]
 
 
 @pytest.mark.parametrize(
     "hush",
     [
-        lambda groups, name: groups.acknowledge(name, WARRANT),
+        lambda groups, name: groups.acknowledge(name, OPERATOR),
         lambda groups, name: groups.mute(
-            name, WARRANT, until=SYSTEM_CLOCK.now() + timedelta(hours=1)
+            name, OPERATOR, until=SYSTEM_CLOCK.now() + timedelta(hours=1)
         ),
     ],
     ids=["acknowledged", "muted"],
 )
 def test_a_problem_that_closes_while_it_is_hushed_can_return(
-    engine: Engine, hush: Callable[[Groups, str], Group]
+    engine: Engine, hush: Callable[[FailureGroups, str], FailureGroup]
 ) -> None:
     """What is said too late is refused: its recurrence is news."""
-    home, first = StoreHome(engine), letter(1)
+    home, first = DeadLetterStore(engine), letter(1)
     home.put(first)
-    (found,) = Groups(engine).listed()
+    (found,) = FailureGroups(engine).listed()
 
     def closing() -> None:
         with engine.begin() as db:
@@ -217,62 +224,62 @@ def test_a_problem_that_closes_while_it_is_hushed_can_return(
     with pytest.raises(AlreadyOver):
         hush(late, found.group_id)
     home.put(letter(2))
-    assert [one.state for one in Groups(engine).listed()] == ["regressed"]
+    assert [one.state for one in FailureGroups(engine).listed()] == ["regressed"]
 
 
 def test_values_that_are_known_take_no_room_of_new_ones(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is one of different values, however often each of them comes."""
-    monkeypatch.setattr("holdfast.dlq.tally.MOST_HITS", 8)
-    home = StoreHome(engine)
+    monkeypatch.setattr("holdfast.dlq.store.counters.MOST_HITS", 8)
+    home = DeadLetterStore(engine)
     for numbers in (range(5), range(8), range(10)):
         home.put_all([letter(100 * len(numbers) + n, key=f"k{n}") for n in numbers])
         fold(engine)
-    assert Groups(engine).listed()[0].keys == 8
+    assert FailureGroups(engine).listed()[0].keys == 8
 
 
 def test_figures_that_are_not_complete_say_so(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a burst not every change is looked at for keys and tenants."""
-    StoreHome(engine).put_all([letter(n) for n in range(6)])
-    assert Groups(engine).listed()[0].keys_text == "6"
-    monkeypatch.setattr("holdfast.dlq.figures.RECENT", 4)
-    monkeypatch.setattr("holdfast.dlq.group.RECENT", 4)
-    assert Groups(engine).listed()[0].keys_text == "4+"
+    DeadLetterStore(engine).put_all([letter(n) for n in range(6)])
+    assert FailureGroups(engine).listed()[0].keys_text == "6"
+    monkeypatch.setattr("holdfast.dlq.store.counters.RECENT", 4)
+    monkeypatch.setattr("holdfast.dlq.store.groups.RECENT", 4)
+    assert FailureGroups(engine).listed()[0].keys_text == "4+"
     fold(engine)
-    assert Groups(engine).listed()[0].keys_text == "6"
+    assert FailureGroups(engine).listed()[0].keys_text == "6"
 
 
 def test_what_was_said_about_a_group_is_kept_and_audited(engine: Engine) -> None:
     """Owner, note and mute stand with the group; the mute ends by itself."""
     clock = VirtualClock()
-    groups = Groups(engine, clock=clock)
-    StoreHome(engine, clock=clock).put(letter(clock=clock))
+    groups = FailureGroups(engine, clock=clock)
+    DeadLetterStore(engine, clock=clock).put(letter(clock=clock))
     name = groups.listed()[0].group_id
-    assert groups.acknowledge(name[:6], WARRANT, owner="bob").owner == "bob"
-    assert groups.annotate(name, WARRANT, note="bad deploy").note == "bad deploy"
+    assert groups.acknowledge(name[:6], OPERATOR, owner="bob").owner == "bob"
+    assert groups.annotate(name, OPERATOR, note="bad deploy").note == "bad deploy"
     until = clock.now() + timedelta(hours=1)
-    assert groups.mute(name, WARRANT, until=until).state == "muted"
+    assert groups.mute(name, OPERATOR, until=until).state == "muted"
     clock.advance(3601)
     assert groups.find(name).state == "new"
     with engine.connect() as db:
         assert [e.action for e in entries(db)] == ["mute", "note", "acknowledge"]
         assert verify(db).is_whole
     with pytest.raises(ConfigurationError, match="to come"):
-        groups.mute(name, WARRANT, until=clock.now() - timedelta(seconds=1))
+        groups.mute(name, OPERATOR, until=clock.now() - timedelta(seconds=1))
 
 
 @pytest.mark.parametrize("name", ["", "zz", "%", "_", "../x"])
 def test_a_group_that_is_not_there_is_named(engine: Engine, name: str) -> None:
     """The error says where to look; wildcards match nothing."""
-    StoreHome(engine).put(letter())
+    DeadLetterStore(engine).put(letter())
     with pytest.raises(NoSuchGroup, match="holdfast dlq groups"):
-        Groups(engine).find(name)
+        FailureGroups(engine).find(name)
 
 
 def test_an_unknown_state_is_refused() -> None:
     """The error lists the states."""
     with pytest.raises(ConfigurationError, match="acknowledged"):
-        Which(states=("gone",))
+        GroupFilter(states=("gone",))

@@ -10,10 +10,10 @@ from sqlalchemy import create_engine, event, func, insert, select
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast import Message
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, dead_letter
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, dead_letter
 from holdfast.dlq import create_tables as create_letters
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import message as letters
 from holdfast.errors import ConfigurationError, PoisonMessage
 from holdfast.idempotency import create_tables, idempotent
 from holdfast.idempotency.schema import inbox
@@ -41,8 +41,8 @@ def database(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def home(engine: Engine) -> StoreHome:
-    return StoreHome(engine, clock=VirtualClock(auto=True))
+def home(engine: Engine) -> DeadLetterStore:
+    return DeadLetterStore(engine, clock=VirtualClock(auto=True))
 
 
 def rows(engine: Engine, table: Any) -> int:

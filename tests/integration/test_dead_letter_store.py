@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, close, closed, create_tables
-from holdfast.dlq.schema import change, group, message
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, close, closed, create_tables
+from holdfast.dlq.store.schema import change, group, message
 from holdfast.errors import DependencyDown
 from holdfast.headers import Headers
 from holdfast.testing import VirtualClock
@@ -46,7 +46,7 @@ def engine(database: Engine) -> Engine:
 
 def test_what_was_put_comes_back_byte_for_byte(engine: Engine) -> None:
     """Payload, key and headers are the original's, also when they are no text."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     put = letter(payload=b"\xff\xfe\x00binary", headers=HEADERS)
     home.put(put)
     got = home.get(put.dlq_id)
@@ -58,7 +58,7 @@ def test_what_was_put_comes_back_byte_for_byte(engine: Engine) -> None:
 
 def test_a_letter_put_twice_is_one_letter(engine: Engine) -> None:
     """A redelivery that fails the same time again, or a collector that starts over."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     put = letter()
     home.put(put)
     home.put(put)
@@ -71,7 +71,7 @@ def test_a_letter_put_twice_is_one_letter(engine: Engine) -> None:
 
 def test_a_new_failure_is_added_to_the_history_and_reopens(engine: Engine) -> None:
     """A discarded message that fails once more is pending again."""
-    home, clock = StoreHome(engine), VirtualClock()
+    home, clock = DeadLetterStore(engine), VirtualClock()
     first = letter(clock=clock)
     home.put(first)
     with engine.begin() as db:
@@ -96,7 +96,7 @@ def test_a_new_failure_is_added_to_the_history_and_reopens(engine: Engine) -> No
 
 def test_a_letter_in_the_callers_transaction_rolls_back_with_it(engine: Engine) -> None:
     """The caller owns the transaction."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     put = letter()
     with engine.connect() as db:
         home.put(put, db)
@@ -109,7 +109,7 @@ def test_a_letter_in_the_callers_transaction_rolls_back_with_it(engine: Engine) 
 
 def test_many_writers_of_the_same_letters_neither_lose_nor_double(engine: Engine) -> None:
     """Threads put overlapping letters of one group in different orders at once."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     letters = [letter(number) for number in range(12)]
     errors: list[BaseException] = []
     start = threading.Barrier(4)
@@ -138,7 +138,7 @@ def test_a_store_without_tables_says_what_to_run(tmp_path: Path) -> None:
     """Nothing is acknowledged, and the error names the command."""
     bare = open_database(f"sqlite:///{tmp_path}/bare.db")
     with pytest.raises(DependencyDown, match="holdfast db upgrade"):
-        StoreHome(bare).put(letter())
+        DeadLetterStore(bare).put(letter())
     bare.dispose()
 
 
@@ -154,7 +154,7 @@ def test_a_message_larger_than_the_server_takes_is_refused_with_the_setting(
         db.exec_driver_sql("SET GLOBAL max_allowed_packet = 1048576")
     engine = open_database(url)
     try:
-        home = StoreHome(engine)
+        home = DeadLetterStore(engine)
         with pytest.raises(DependencyDown, match="max_allowed_packet"):
             home.put(letter(1, payload=b"x" * 3_000_000))
         home.put(letter(2))

@@ -15,17 +15,16 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast.backoff import Backoff, Jitter
-from holdfast.dlq import StoreHome, close, rules
-from holdfast.dlq.alerts import Alerts
-from holdfast.dlq.audit import Warrant, entries
-from holdfast.dlq.groups import Groups
-from holdfast.dlq.hooks import Command, Webhook
-from holdfast.dlq.regrouping import moves, regroup
-from holdfast.dlq.rows import fingerprint_of
-from holdfast.dlq.schema import group, message
-from holdfast.dlq.siblings import judged, look_around
-from holdfast.dlq.tally import fold
-from holdfast.dlq.triage import Rule, Triage, Verdict
+from holdfast.db.audit import Operator, entries
+from holdfast.dlq import DeadLetterStore, close
+from holdfast.dlq.alerts import Alerts, Command, Webhook
+from holdfast.dlq.store.closing import judged, look_around
+from holdfast.dlq.store.counters import fold
+from holdfast.dlq.store.groups import FailureGroups
+from holdfast.dlq.store.regroup import moves, regroup
+from holdfast.dlq.store.rows import fingerprint_of
+from holdfast.dlq.store.schema import group, message
+from holdfast.dlq.triage import Rule, Triage, TriageVerdict
 from holdfast.errors import ConfigurationError, DecodeFailed, Transient
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, emptied, letter, opened
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-WARRANT = Warrant(actor="ada", reason="OPS-1")
+    from holdfast.dlq.capture import fingerprint
+
+OPERATOR = Operator(actor="ada", reason="OPS-1")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -64,29 +65,29 @@ def row(engine: Engine, dlq_id: str) -> Any:
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (DecodeFailed("bad", "byte 3"), Verdict.CODE),
-        (DecodeFailed("bad", "$.total"), Verdict.DATA),
-        (TimeoutError("slow"), Verdict.RETRY),
-        (ConnectionResetError("gone"), Verdict.RETRY),
-        (NameError("x"), Verdict.CODE),
-        (KeyError("x"), Verdict.CODE),
-        (RuntimeError("?"), Verdict.ALERT),
+        (DecodeFailed("bad", "byte 3"), TriageVerdict.CODE),
+        (DecodeFailed("bad", "$.total"), TriageVerdict.DATA),
+        (TimeoutError("slow"), TriageVerdict.RETRY),
+        (ConnectionResetError("gone"), TriageVerdict.RETRY),
+        (NameError("x"), TriageVerdict.CODE),
+        (KeyError("x"), TriageVerdict.CODE),
+        (RuntimeError("?"), TriageVerdict.ALERT),
     ],
 )
-def test_the_built_in_rules(engine: Engine, error: BaseException, verdict: Verdict) -> None:
+def test_the_built_in_rules(engine: Engine, error: BaseException, verdict: TriageVerdict) -> None:
     """Schema waits for code, validation for data, outages are retried, the unknown alerts."""
     put = letter(error=error)
-    StoreHome(engine).put(put)
+    DeadLetterStore(engine).put(put)
     stored = row(engine, put.dlq_id)
     assert stored["verdict"] == verdict.value
-    assert (stored["due_at"] is not None) == (verdict is Verdict.RETRY)
+    assert (stored["due_at"] is not None) == (verdict is TriageVerdict.RETRY)
 
 
 def test_automatic_retries_come_later_and_later_and_end(engine: Engine) -> None:
     """Each failure sets the next one further away; after the last it is an alert."""
     clock = VirtualClock()
     delays = Backoff(first=60, ceiling=1000, factor=2, attempts=3, jitter=Jitter.NONE)
-    home = StoreHome(engine, clock=clock, triage=Triage(delays=delays))
+    home = DeadLetterStore(engine, clock=clock, triage=Triage(delays=delays))
     waits = []
     for _ in range(3):
         put = letter(error=TimeoutError("slow"), clock=clock)
@@ -99,19 +100,19 @@ def test_automatic_retries_come_later_and_later_and_end(engine: Engine) -> None:
             db.execute(update(message).values(**sent))
         clock.advance(2000)
     assert waits == [60, 120, None]
-    assert row(engine, put.dlq_id)["verdict"] == Verdict.ALERT.value
+    assert row(engine, put.dlq_id)["verdict"] == TriageVerdict.ALERT.value
 
 
 def test_rules_of_the_user_come_first_and_a_broken_one_is_skipped(engine: Engine) -> None:
     """A rule that raises does not lose the letter."""
-    declined = Rule("declined", lambda case: "declined" in case.error_text, Verdict.DATA)
-    broken = Rule("broken", lambda case: case.nonsense, Verdict.CODE)  # type: ignore[attr-defined]
-    home = StoreHome(engine, triage=Triage(rules=[broken, declined]))
+    declined = Rule("declined", lambda case: "declined" in case.error_text, TriageVerdict.DATA)
+    broken = Rule("broken", lambda case: case.nonsense, TriageVerdict.CODE)  # type: ignore[attr-defined]
+    home = DeadLetterStore(engine, triage=Triage(rules=[broken, declined]))
     put = letter(error=RuntimeError("card declined"))
     home.put(put)
-    assert row(engine, put.dlq_id)["verdict"] == Verdict.DATA.value
+    assert row(engine, put.dlq_id)["verdict"] == TriageVerdict.DATA.value
     with pytest.raises(ConfigurationError, match="predicate"):
-        Rule("bad", "x", Verdict.CODE)  # type: ignore[arg-type]
+        Rule("bad", "x", TriageVerdict.CODE)  # type: ignore[arg-type]
 
 
 class Ear:
@@ -132,7 +133,7 @@ class Ear:
 def test_an_unknown_problem_is_told_once_and_again_when_it_returns(engine: Engine) -> None:
     """Not per message; a failed hook is asked again; known problems are quiet."""
     clock = VirtualClock()
-    home, ear = StoreHome(engine, clock=clock), Ear(failures=1)
+    home, ear = DeadLetterStore(engine, clock=clock), Ear(failures=1)
     letters = [letter(n, RuntimeError("odd"), clock=clock) for n in range(3)]
     home.put_all([*letters, letter(9, TimeoutError("slow"), clock=clock)])
     alerts = Alerts(engine, [ear], clock=clock)
@@ -151,7 +152,7 @@ def test_an_unknown_problem_is_told_once_and_again_when_it_returns(engine: Engin
 
 def test_a_small_new_problem_is_told_among_a_hundred_large_ones(engine: Engine) -> None:
     """Those are known; it is news."""
-    home, ear = StoreHome(engine), Ear()
+    home, ear = DeadLetterStore(engine), Ear()
     home.put_all([letter(n, RuntimeError("odd"), handler=f"h{n % 101}") for n in range(202)])
     with engine.begin() as db:
         db.execute(update(group).values(alerted_at=1.0))  # they were told
@@ -164,11 +165,11 @@ def test_a_small_new_problem_is_told_among_a_hundred_large_ones(engine: Engine) 
 def test_a_muted_problem_is_told_again_when_the_time_is_over(engine: Engine) -> None:
     """Until then it is quiet; after that somebody must look, for it is still there."""
     clock, ear = VirtualClock(), Ear()
-    StoreHome(engine, clock=clock).put(letter(1, RuntimeError("odd"), clock=clock))
-    alerts, groups = Alerts(engine, [ear], clock=clock), Groups(engine, clock=clock)
+    DeadLetterStore(engine, clock=clock).put(letter(1, RuntimeError("odd"), clock=clock))
+    alerts, groups = Alerts(engine, [ear], clock=clock), FailureGroups(engine, clock=clock)
     assert alerts.run_once() == 1
     until = clock.now() + timedelta(hours=4)
-    groups.mute(groups.listed()[0].group_id, WARRANT, until=until)
+    groups.mute(groups.listed()[0].group_id, OPERATOR, until=until)
     assert alerts.run_once() == 0
     clock.advance(4 * 3600)
     assert [alerts.run_once() for _ in range(2)] == [1, 0]
@@ -176,27 +177,28 @@ def test_a_muted_problem_is_told_again_when_the_time_is_over(engine: Engine) -> 
 
 def test_an_acknowledged_problem_is_quiet(engine: Engine) -> None:
     """Somebody looks after it already."""
-    StoreHome(engine).put(letter(1, RuntimeError("odd")))
-    groups = Groups(engine)
-    groups.acknowledge(groups.listed()[0].group_id, WARRANT)
+    DeadLetterStore(engine).put(letter(1, RuntimeError("odd")))
+    groups = FailureGroups(engine)
+    groups.acknowledge(groups.listed()[0].group_id, OPERATOR)
     assert Alerts(engine, [Ear()]).run_once() == 0
 
 
 def test_many_failing_at_once_point_to_a_dependency_and_one_to_data(engine: Engine) -> None:
     """By keys within the window, not by the size of the group."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     home.put_all([letter(n, RuntimeError("down")) for n in range(12)])
     home.put(letter(99, RuntimeError("other"), topic="lonely"))
     with engine.connect() as db:
         found = {
-            one.topic: look_around(db, one.group_id).verdict for one in Groups(engine).listed()
+            one.topic: look_around(db, one.group_id).verdict
+            for one in FailureGroups(engine).listed()
         }
     assert found == {"orders": "dependency", "lonely": "data"}
     assert judged(same=3, keys=3, others=2).verdict == "unclear"
     assert judged(same=12, keys=12, others=0, handled=5000).verdict == "unclear"
 
 
-def coarse(failure: Any) -> rules.Fingerprint:
+def coarse(failure: Any) -> fingerprint.Fingerprint:
     """Return another algorithm's fingerprint: by stage alone."""
     found = fingerprint_of(failure)
     text = f"v9 {failure.stage.value}"
@@ -205,15 +207,15 @@ def coarse(failure: Any) -> rules.Fingerprint:
 
 def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
     """Messages, figures, owner and note move; the old groups rest; a second run does nothing."""
-    home, groups = StoreHome(engine), Groups(engine)
+    home, groups = DeadLetterStore(engine), FailureGroups(engine)
     home.put_all([letter(n, RuntimeError("odd")) for n in range(3)])
     closed = letter(7, KeyError("x"))
     home.put_all([letter(n, KeyError("x")) for n in range(5, 7)] + [closed])
     with engine.begin() as db:
         close(db, [closed.dlq_id], "discarded", actor="ada", reason="x")
     old = {one.group_id for one in groups.listed()}
-    groups.acknowledge(next(iter(old)), WARRANT, owner="bob")
-    moved = regroup(engine, WARRANT, fingerprint=coarse)
+    groups.acknowledge(next(iter(old)), OPERATOR, owner="bob")
+    moved = regroup(engine, OPERATOR, fingerprint=coarse)
     assert sum(moved.values()) == 6
     assert {pair[0] for pair in moved} == old
     (one,) = groups.listed()
@@ -222,7 +224,7 @@ def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
     with engine.connect() as db:
         assert sum(count for _, _, count in moves(db)) == 6
         assert entries(db)[0].action == "regroup"
-    assert regroup(engine, WARRANT, fingerprint=coarse) == {}
+    assert regroup(engine, OPERATOR, fingerprint=coarse) == {}
     home.put(letter(50, RuntimeError("odd")))  # by a process of the old version
     assert {one.pending for one in groups.listed()} == {5, 1}
 
@@ -230,7 +232,7 @@ def test_regrouping_is_explicit_counted_and_mapped(engine: Engine) -> None:
 @pytest.mark.parametrize("said", ["acknowledged", "new"])
 def test_moving_messages_is_no_recurrence(engine: Engine, said: str) -> None:
     """A closed message ahead of pending ones does not make the new group a regressed one."""
-    home, groups = StoreHome(engine), Groups(engine)
+    home, groups = DeadLetterStore(engine), FailureGroups(engine)
     closed = letter(1)
     home.put(closed)
     with engine.begin() as db:
@@ -239,7 +241,7 @@ def test_moving_messages_is_no_recurrence(engine: Engine, said: str) -> None:
     fold(engine)
     with engine.begin() as db:  # as it was before anything was closed
         db.execute(update(group).values(state=said, alerted_at=7.0))
-    regroup(engine, WARRANT, fingerprint=coarse)
+    regroup(engine, OPERATOR, fingerprint=coarse)
     (one,) = groups.listed()
     assert (one.state, one.pending, one.discarded) == (said, 3, 1)
     assert Alerts(engine, [Told()]).run_once() == 0
@@ -261,7 +263,7 @@ class Told:
 
 def test_a_hook_that_is_away_repeats_nothing_to_the_others(engine: Engine) -> None:
     """Whatever it raises; each hears of the problem once."""
-    StoreHome(engine).put(letter(1, RuntimeError("odd")))
+    DeadLetterStore(engine).put(letter(1, RuntimeError("odd")))
     well, ill = Told(), Told()
     ill.away = http.client.BadStatusLine("?")
     teller = Alerts(engine, [ill, well])
@@ -274,7 +276,7 @@ def test_a_hook_that_is_away_repeats_nothing_to_the_others(engine: Engine) -> No
 
 def test_whatever_waits_for_a_person_is_told(engine: Engine) -> None:
     """A storm of bad data or a bug too; only what is tried again by itself is not."""
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
     home.put(letter(1, KeyError("x")))
     home.put(letter(2, DecodeFailed("bad", "$.total")))
     home.put(letter(3, TimeoutError("slow")))
@@ -306,8 +308,8 @@ def test_an_answer_that_is_not_http_is_a_refusal() -> None:
 
 def test_an_outage_without_keys_is_not_taken_for_bad_data(engine: Engine) -> None:
     """Each message without a key stands for itself."""
-    StoreHome(engine).put_all([letter(n, TimeoutError("slow"), key=None) for n in range(20)])
-    name = Groups(engine).listed()[0].group_id
+    DeadLetterStore(engine).put_all([letter(n, TimeoutError("slow"), key=None) for n in range(20)])
+    name = FailureGroups(engine).listed()[0].group_id
     with engine.connect() as db:
         around = look_around(db, name)
     assert (around.verdict, around.keys) == ("dependency", 20)
@@ -363,6 +365,7 @@ def test_a_webhook_gets_the_alert_as_json() -> None:
     assert "hush" not in f"{info.value}{info.value.__cause__}"
 
 
+@pytest.mark.programs
 def test_a_command_gets_the_alert_on_its_input_and_no_shell(tmp_path: Path) -> None:
     """Hostile text stays text."""
     target = tmp_path / "out"

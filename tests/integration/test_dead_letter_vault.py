@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.dlq import Origin, StoreHome
-from holdfast.dlq.audit import Warrant, entries, verify
-from holdfast.dlq.restoring import NotReplayable, restored
-from holdfast.dlq.vault import Forgotten, Vault, masked
+from holdfast.db.audit import Operator, entries, verify
+from holdfast.dlq import CaptureSettings, DeadLetterStore
+from holdfast.dlq.protection.vault import Forgotten, NotReplayable, Vault, masked, restored
 from holdfast.errors import ConfigurationError, MissingExtra
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS, emptied, letter, opened
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 BODY = b'{"customer": "c-1", "name": "Ada", "cards": [{"pan": "4111"}], "n": 1}'
 FIELDS = ("name", "cards.*.pan")
-WARRANT = Warrant(actor="dpo", reason="erasure request 7")
+OPERATOR = Operator(actor="dpo", reason="erasure request 7")
 MASTER = bytes(range(32))
 
 
@@ -43,16 +42,16 @@ def vault(database: Engine) -> Vault:
     return Vault(emptied(database), MASTER)
 
 
-def origin(vault: Vault) -> Origin:
+def origin(vault: Vault) -> CaptureSettings:
     """Return what seals the fields."""
-    return Origin(vault=vault, fields=FIELDS, subject="$.customer")
+    return CaptureSettings(vault=vault, fields=FIELDS, subject="$.customer")
 
 
 def test_sealed_fields_are_stored_unreadable_and_replayed_as_they_were(
     vault: Vault, database: Engine
 ) -> None:
     """People see stars, the handler gets the original values."""
-    home = StoreHome(database)
+    home = DeadLetterStore(database)
     put = letter(payload=BODY, origin=origin(vault))
     home.put(put)
     stored = home.get(put.dlq_id)
@@ -87,7 +86,7 @@ def test_what_was_sealed_is_sent_again_byte_by_byte(
     vault: Vault, body: bytes, fields: tuple[str, ...]
 ) -> None:
     """Signatures hold, amounts keep their cents, and no cipher text is ever sent."""
-    sealing = Origin(vault=vault, fields=fields, subject="$.customer")
+    sealing = CaptureSettings(vault=vault, fields=fields, subject="$.customer")
     kept = letter(payload=body, origin=sealing)
     assert b"4111" not in (kept.message.payload or b"")
     assert b"4112" not in (kept.message.payload or b"")
@@ -125,8 +124,8 @@ def test_forgetting_a_subject_erases_its_fields_and_nobody_elses(
     """The key is gone, so every copy is noise; the act is audited without the name."""
     ours = letter(1, payload=BODY, origin=origin(vault))
     other = letter(2, payload=BODY.replace(b"c-1", b"c-2"), origin=origin(vault))
-    assert vault.forget("c-1", WARRANT)
-    assert not vault.forget("c-1", WARRANT)
+    assert vault.forget("c-1", OPERATOR)
+    assert not vault.forget("c-1", OPERATOR)
     with pytest.raises(Forgotten, match="forgotten"):
         restored(ours, vault)
     assert b"Ada" in (restored(other, vault).payload or b"")
@@ -141,7 +140,7 @@ def test_an_old_message_of_a_forgotten_subject_keeps_nothing_of_it(database: Eng
     vault = Vault(emptied(database), MASTER, clock=clock)
     letter(1, payload=BODY, origin=origin(vault), clock=clock)
     clock.advance(10)
-    vault.forget("c-1", WARRANT)
+    vault.forget("c-1", OPERATOR)
     late = letter(1, payload=BODY, origin=origin(vault), clock=VirtualClock())
     assert b"Ada" not in (late.message.payload or b"")
     assert not late.is_replayable
@@ -155,7 +154,7 @@ def test_a_subject_that_comes_back_has_a_key_of_its_own_again(database: Engine) 
     vault = Vault(emptied(database), MASTER, clock=clock)
     before = letter(1, payload=BODY, origin=origin(vault), clock=clock)
     clock.advance(10)
-    assert vault.forget("c-1", WARRANT)
+    assert vault.forget("c-1", OPERATOR)
     clock.advance(10)
     after = letter(2, payload=BODY, origin=origin(vault), clock=clock)
     assert after.is_replayable
@@ -165,7 +164,7 @@ def test_a_subject_that_comes_back_has_a_key_of_its_own_again(database: Engine) 
         restored(before, vault)
     late = letter(3, payload=BODY, origin=origin(vault), clock=VirtualClock())
     assert late.governance.sealed == ()
-    assert vault.forget("c-1", WARRANT)
+    assert vault.forget("c-1", OPERATOR)
     with pytest.raises(Forgotten, match="forgotten"):
         restored(after, vault)
 
@@ -180,7 +179,7 @@ def test_fields_of_a_message_without_its_subject_are_sealed_all_the_same(
     assert "does not say whose it is" in caplog.text
     assert put.governance.subject == "(unknown)"
     assert b"Ada" in (restored(put, vault).payload or b"")
-    assert vault.forget("(unknown)", WARRANT)
+    assert vault.forget("(unknown)", OPERATOR)
     with pytest.raises(Forgotten):
         restored(put, vault)
 
@@ -205,7 +204,9 @@ def test_a_sealed_value_opens_only_as_its_own_field_of_its_own_message(vault: Va
     body = (
         b'{"customer": "c-1", "name": "Ada", "note": "hi", "cards": [{"pan": "1"}, {"pan": "2"}]}'
     )
-    sealing = Origin(vault=vault, fields=("name", "note", "cards.*.pan"), subject="$.customer")
+    sealing = CaptureSettings(
+        vault=vault, fields=("name", "note", "cards.*.pan"), subject="$.customer"
+    )
     first, second = (letter(number, payload=body, origin=sealing) for number in (1, 2))
     mine, other = (msgspec.json.decode(one.message.payload or b"") for one in (first, second))
     swaps = [{**mine, "name": mine["note"]}, {**mine, "name": other["name"]}]
@@ -253,6 +254,6 @@ def test_without_the_extra_it_says_what_to_install(
 def test_sealing_without_a_vault_or_a_subject_is_refused(vault: Vault) -> None:
     """When the origin is made."""
     with pytest.raises(ConfigurationError, match="vault"):
-        Origin(fields=("name",), subject="$.customer")
+        CaptureSettings(fields=("name",), subject="$.customer")
     with pytest.raises(ConfigurationError, match="subject"):
-        Origin(fields=("name",), vault=vault)
+        CaptureSettings(fields=("name",), vault=vault)

@@ -14,7 +14,7 @@ from holdfast.brokers.kafka import KafkaBroker
 from holdfast.message import handling
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.cdc import Cdc
-from holdfast.outbox.changes import change_event
+from holdfast.outbox.cdc.events import change_event
 from holdfast.testing import wait_until
 from holdfast.urls import BrokerUrl
 from tests.servers.debezium import Debezium, change_events, outbox_router

@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from holdfast import Message
-from holdfast.dlq import Origin, Redaction, StoreHome, dead_letter
+from holdfast.dlq import CaptureSettings, DeadLetterStore, Redaction, dead_letter
 from holdfast.errors import DependencyDown
-from holdfast.idempotency import Ledger, idempotent
-from holdfast.outbox.endpoint import Endpoint
-from holdfast.outbox.probes import Verdict
+from holdfast.health import Endpoint, Exposition, ProbeResult
+from holdfast.idempotency import AttemptLog, idempotent
 from holdfast.retry import Backoff, retry
 from holdfast.scrubbing import told
 from tests.consuming import Bench, running, until
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 CARD = "4111111111111111"
 PASSWORD = "hunter2"
-HIDING = Origin(redaction=Redaction(paths=("card.number",)))
+HIDING = CaptureSettings(redaction=Redaction(paths=("card.number",)))
 ORDER = {"card": {"number": CARD}, "total": 5}
 
 
@@ -59,7 +58,7 @@ def test_a_message_that_is_retried_tells_no_more_than_its_dead_letter(
     consumer = bench.consumer(patience=0.01, **({} if whose == "handler" else {"origin": HIDING}))
 
     @consumer.on("orders")
-    @dead_letter(origin=HIDING if whose == "handler" else Origin())
+    @dead_letter(origin=HIDING if whose == "handler" else CaptureSettings())
     @retry(Backoff(first=60, ceiling=60, attempts=3))
     def handle(order: dict[str, Any]) -> None:
         fail(order)
@@ -142,7 +141,7 @@ def test_a_function_of_ones_own_loop_logs_no_more_than_its_dead_letter(
     """Without any consumer, `@retry` asks the dead-letter layer around it."""
     caplog.set_level(logging.DEBUG, "holdfast")
 
-    @dead_letter(StoreHome(bench.engine), group="g", origin=HIDING)
+    @dead_letter(DeadLetterStore(bench.engine), group="g", origin=HIDING)
     @retry(Backoff(first=0.001, ceiling=0.001, attempts=3))
     def handle(message: Message) -> None:
         fail(json.loads(message.payload or b""))
@@ -159,13 +158,14 @@ def test_statements_and_their_parameters_stay_out_of_texts(bench: Bench) -> None
     """The ledger of attempts, an error's text and the probe's answer name the fault alone."""
     with pytest.raises(Exception, match="no such table") as caught, bench.engine.connect() as db:
         db.execute(text("INSERT INTO nowhere VALUES (:card)"), {"card": CARD})
-    Ledger(bench.engine).failed("g/handle", "m-1", caught.value)
+    AttemptLog(bench.engine).failed("g/handle", "m-1", caught.value)
     kept = bench.attempts[0].last_error
     assert kept == told(caught.value)
     assert kept.endswith("(sqlite3.OperationalError) no such table: nowhere")
     why = f"the database is down: {caught.value}; amqp://u:{PASSWORD}@h"
-    page = Endpoint("127.0.0.1:0", alive=lambda: Verdict(True, ""), metrics=lambda: b"",
-                    ready=lambda: Verdict(False, why))  # fmt: skip
+    page = Endpoint("127.0.0.1:0", alive=lambda: ProbeResult(True, ""),
+                    metrics=lambda _: Exposition("", b""),
+                    ready=lambda: ProbeResult(False, why))  # fmt: skip
     answer = page.answer("/readyz")[2].decode()
     page.stop()
     assert "no such table" in answer

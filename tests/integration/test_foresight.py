@@ -8,12 +8,11 @@ import pytest
 from sqlalchemy import select
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
 from holdfast.ids import new_id
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
-from holdfast.outbox.audit import Warrant
-from holdfast.outbox.parked_event import Edit
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.outbox.parked import EventEdit, ParkedKeys, ParkedSelection
 from holdfast.outbox.schema import parked
 from holdfast.testing import wait_until
 from tests.kafka.members import SCHEMES
@@ -95,9 +94,9 @@ def test_nothing_overtakes_what_is_too_large_for_its_topic(
     assert f"exceeds the limit of {LIMIT}" in rows[0].error
     assert "are stored already" not in rows[0].error
     assert sorted(stored(broker, topic, 2)) == ["1", "o"]
-    keys, why = ParkedKeys(engine), Warrant(actor="ops", reason="smaller now")
-    keys.edit(str(rows[0].seq), Edit(payload=b"2"), why)
-    keys.release(Selection(topic=topic), why)
+    keys, why = ParkedKeys(engine), Operator(actor="ops", reason="smaller now")
+    keys.edit(str(rows[0].seq), EventEdit(payload=b"2"), why)
+    keys.release(ParkedSelection(topic=topic), why)
     assert Relay(LeaseEngine(engine, sink)).run_once() == 3
     sink.close()
     assert [text for text in stored(broker, topic, 5) if text != "o"] == ["1", "2", "3", "4"]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers are read at run time
 
 from holdfast import Message, Transient
-from holdfast.consumer.desk import Desk, NotHeld
-from holdfast.dlq import dead_letter
-from holdfast.dlq.audit import verify
-from holdfast.dlq.closing import reopen
+from holdfast.consumer.parking.admin import NotParked, ParkingAdmin
+from holdfast.consumer.schema import held
+from holdfast.db.audit import Operator, verify
+from holdfast.dlq import CaptureSettings, Redaction, dead_letter
+from holdfast.dlq.letter import dead_letter_id
+from holdfast.dlq.store.closing import reopen
 from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
 from holdfast.idempotency import idempotent
-from holdfast.outbox.audit import Warrant
 from holdfast.retry import Backoff, retry
 from tests.consuming import Bench, effects, running, until
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.consumer import Consumer
 
-WHY = Warrant(actor="ada", reason="seen to")
+WHY = Operator(actor="ada", reason="seen to")
 
 
 def test_keys_that_are_no_text_are_shown_released_and_skipped_by_their_id(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_keys_that_are_no_text_are_shown_released_and_skipped_by_their_id(tmp_pa
     bench.send(*(Message.new("orders", b"x%d" % n, key=key) for n, key in enumerate(keys)))
     with running(consumer):
         until(lambda: len(bench.held) == 4, "all are parked")
-    desk = Desk(bench.engine)
+    desk = ParkingAdmin(bench.engine)
     waiting = desk.waiting()
     assert sorted(one.key for one in waiting) == ["(no key)", "(no key)", "0xff0001", "text"]
     assert len({one.id for one in waiting}) == 4
@@ -54,7 +56,7 @@ def test_keys_that_are_no_text_are_shown_released_and_skipped_by_their_id(tmp_pa
     assert desk.messages("g", "orders", "text") == []
     assert len(desk.audited()) == 8
     for wrong in ("id:", "id:zz", "id:ffffffffffff0000", "eve"):
-        with pytest.raises(NotHeld, match="named by its id"):
+        with pytest.raises(NotParked, match="named by its id"):
             desk.release("g", "orders", wrong, WHY)
     bench.close()
 
@@ -62,7 +64,7 @@ def test_keys_that_are_no_text_are_shown_released_and_skipped_by_their_id(tmp_pa
 def test_a_reason_is_needed() -> None:
     """An act without one is refused."""
     with pytest.raises(ConfigurationError, match="reason is empty"):
-        Warrant(actor="ada", reason=" ")
+        Operator(actor="ada", reason=" ")
 
 
 def test_skip_discards_what_holds_the_key_and_never_what_waits_behind_it(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_skip_discards_what_holds_the_key_and_never_what_waits_behind_it(tmp_pat
     bench, consumer = poisoned(tmp_path)
     bench.publish("bad", 1, 2, 3)
     consumer.run(until_idle=True)
-    desk = Desk(bench.engine)
+    desk = ParkingAdmin(bench.engine)
     [letter] = bench.letters
     going, parked = desk.skippable("g", "orders", "k")
     assert ([one.dlq_id for one in going], parked) == ([letter.dlq_id], 3)
@@ -89,7 +91,7 @@ def test_what_was_skipped_can_be_reopened_and_replayed(tmp_path: Path) -> None:
     bench, consumer = poisoned(tmp_path)
     bench.publish("bad", 1, 2, 3)
     consumer.run(until_idle=True)
-    desk = Desk(bench.engine)
+    desk = ParkingAdmin(bench.engine)
     _, second, _ = desk.messages("g", "orders", "k")
     [gone] = desk.skip("g", "orders", "k", WHY, numbers=[second.seq])
     assert [row.origin.body for row in desk.messages("g", "orders", "k")] == [b"1", b"3"]
@@ -107,6 +109,85 @@ def test_what_was_skipped_can_be_reopened_and_replayed(tmp_path: Path) -> None:
     bench.close()
 
 
+@pytest.mark.parametrize("way", ["behind a dead letter", "before its retry"])
+def test_the_letter_of_a_skipped_message_hides_what_its_consumer_hides(
+    tmp_path: Path, way: str
+) -> None:
+    """The desk does not know the handler: what to hide is kept with the parked message."""
+    bench = Bench(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    consumer = bench.consumer(patience=0.01)
+    origin = CaptureSettings(
+        redaction=Redaction(paths=("card.number",)), tenant="$.shop", subject="$.who", entity="$.no"
+    )
+
+    @consumer.on("orders")
+    @dead_letter(origin=origin)
+    @retry(Backoff(first=3600, ceiling=3600, attempts=3))
+    def handle(order: dict[str, Any]) -> None:
+        raise Transient("not yet") if way == "before its retry" else PoisonMessage("bad")
+
+    orders = [{"no": n, "who": "ada", "shop": "s", "card": {"number": f"4111 {n}"}} for n in (1, 2)]
+    bench.publish(*orders, key="k")
+    with running(consumer):
+        until(lambda: bench.held and bench.lag == 0, "one is parked")
+    desk = ParkingAdmin(bench.engine)
+    row = desk.messages("g", "orders", "k")[-1]
+    [gone] = desk.skip("g", "orders", "k", WHY, numbers=[row.seq])
+    letter = next(one for one in bench.letters if one.dlq_id == gone.dlq_id)
+    assert json.loads(letter.payload)["card"] == {"number": "***"}
+    assert (letter.tenant, letter.entity_ref, letter.subject) == ("s", "2", "ada")
+    assert not letter.replayable
+    own = dead_letter_id("g", "orders", row.origin.message, origin.hidden)
+    assert gone.dlq_id == own, "the consumer would know it by another id"
+    bench.close()
+
+
+def test_what_an_older_version_parked_is_skipped_only_if_it_may_be_kept_as_it_is(
+    tmp_path: Path,
+) -> None:
+    """It did not say what the handler hides; nothing goes, and nothing is stored, by mistake."""
+    bench, consumer = poisoned(tmp_path)
+    bench.publish("bad", 1)
+    consumer.run(until_idle=True)
+    with bench.engine.begin() as db:
+        db.execute(update(held).values(rules=None))
+    desk = ParkingAdmin(bench.engine)
+    [row] = desk.messages("g", "orders", "k")
+    with pytest.raises(ConfigurationError, match="--unredacted"):
+        desk.skip("g", "orders", "k", WHY, numbers=[row.seq])
+    assert len(bench.letters) == 1
+    assert len(desk.messages("g", "orders", "k")) == 1
+    [gone] = desk.skip("g", "orders", "k", WHY, numbers=[row.seq], unredacted=True)
+    assert [one.payload for one in bench.letters if one.dlq_id == gone.dlq_id] == [b"1"]
+    bench.close()
+
+
+@pytest.mark.parametrize("way", ["behind a dead letter", "before its retry"])
+def test_a_skipped_message_is_the_dead_letter_of_its_handler_whatever_its_name(
+    tmp_path: Path, way: str
+) -> None:
+    """A handler with a name of its own knows its dead letters by it, not by the topic."""
+    bench = Bench(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    consumer = bench.consumer(patience=0.01)
+
+    @consumer.on("orders", name="books")
+    @dead_letter
+    @retry(Backoff(first=3600, ceiling=3600, attempts=3))
+    def handle(order: bytes) -> None:
+        raise Transient("not yet") if way == "before its retry" else PoisonMessage("bad")
+
+    bench.publish(1, 2)
+    with running(consumer):
+        until(lambda: bench.held and bench.lag == 0, "one is parked")
+    admin = ParkingAdmin(bench.engine)
+    row = admin.messages("g", "orders", "k")[-1]
+    [gone] = admin.skip("g", "orders", "k", WHY, numbers=[row.seq])
+    assert gone.dlq_id == dead_letter_id("g", "books", row.origin.message, ())
+    letter = next(one for one in bench.letters if one.dlq_id == gone.dlq_id)
+    assert letter.handler == "books"
+    bench.close()
+
+
 def test_the_message_whose_retry_is_waited_for_is_what_a_skip_discards(tmp_path: Path) -> None:
     bench = Bench(tmp_path, f"sqlite:///{tmp_path}/app.db")
     consumer = bench.consumer(patience=0.01)
@@ -120,7 +201,7 @@ def test_the_message_whose_retry_is_waited_for_is_what_a_skip_discards(tmp_path:
         session.execute(insert(effects).values(what=str(order)))
 
     bench.publish(0, 1, 2)
-    desk = Desk(bench.engine)
+    desk = ParkingAdmin(bench.engine)
     with running(consumer):
         until(lambda: len(bench.held) == 3, "all are parked")
         [gone] = desk.skip("g", "orders", "k", WHY)

@@ -12,13 +12,13 @@ from sqlalchemy import column, select, table, update
 from holdfast import Message
 from holdfast.cli.migrations import Migrations
 from holdfast.cli.migrations.history import VERSION_TABLE
-from holdfast.dlq import Origin, Redaction, StoreHome, capture, dead_letter
-from holdfast.dlq.audit import Warrant, entries
+from holdfast.db.audit import Operator, entries
+from holdfast.dlq import CaptureSettings, DeadLetterStore, Redaction, capture, dead_letter
 from holdfast.dlq.letter import DeadLetter, renamed
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.vault import Vault
+from holdfast.dlq.protection.vault import Vault
+from holdfast.dlq.store.schema import message as letters
 from holdfast.idempotency import Inbox, idempotent
-from holdfast.idempotency.keys import UNCOMPARED, content_digest
+from holdfast.idempotency.identity import UNCOMPARED, content_digest
 from holdfast.idempotency.schema import inbox
 from holdfast.ids import derived_id
 from tests.consuming import Bench, running, until
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 PHONE = "0170 1234567"
-HIDING = Origin(redaction=Redaction(paths=("phone",)))
-WARRANT = Warrant(actor="dpo", reason="erasure request 7")
+HIDING = CaptureSettings(redaction=Redaction(paths=("phone",)))
+OPERATOR = Operator(actor="dpo", reason="erasure request 7")
 SEEN = content_digest(json.dumps({"customer": "c-1", "n": 1, "phone": "***"}).encode())
 """The digest of an order without what is hidden of it."""
 
@@ -62,7 +62,7 @@ def order(phone: str = PHONE, *, number: int = 1) -> Message:
     return Message.new("orders", body, key="k", ids=lambda: f"id-{number}")
 
 
-def dead(message: Message, origin: Origin = HIDING) -> DeadLetter:
+def dead(message: Message, origin: CaptureSettings = HIDING) -> DeadLetter:
     """Return the dead letter of *message*."""
     return capture(message, ValueError("bad"), group="g", handler="h", origin=origin)
 
@@ -73,7 +73,7 @@ def old_id(message: Message) -> str:
     return derived_id("dead-letter", "g", "h", message.id, digest)
 
 
-def as_before(message: Message, origin: Origin = HIDING) -> DeadLetter:
+def as_before(message: Message, origin: CaptureSettings = HIDING) -> DeadLetter:
     """Return the letter that an older version made of *message*."""
     return renamed(dead(message, origin), old_id(message))
 
@@ -84,7 +84,7 @@ def guessed(letter_id: str) -> list[str]:
     return [
         phone
         for phone in tried
-        if letter_id in (old_id(order(phone)), dead(order(phone), Origin()).dlq_id)
+        if letter_id in (old_id(order(phone)), dead(order(phone), CaptureSettings()).dlq_id)
     ]
 
 
@@ -103,16 +103,16 @@ def test_a_redacted_field_cannot_be_guessed_from_the_letters_id() -> None:
 
 def test_where_nothing_is_hidden_the_id_is_that_of_older_versions() -> None:
     """An upgrade changes no identity that it need not change."""
-    assert dead(order(), Origin()).dlq_id == old_id(order())
+    assert dead(order(), CaptureSettings()).dlq_id == old_id(order())
 
 
 def test_forgetting_a_subject_leaves_nothing_to_guess_from(database: Engine) -> None:
     """Neither the letter's id nor the audit entry depends on what was forgotten."""
     vault = Vault(database, bytes(range(32)))
-    origin = Origin(vault=vault, fields=("phone",), subject="$.customer")
+    origin = CaptureSettings(vault=vault, fields=("phone",), subject="$.customer")
     made = dead(order(number=3), origin)
-    StoreHome(database).put(made)
-    vault.forget("c-1", WARRANT)
+    DeadLetterStore(database).put(made)
+    vault.forget("c-1", OPERATOR)
     assert dead(order("0171 5", number=3), origin).dlq_id == made.dlq_id
     with database.connect() as db:
         entry = entries(db, limit=1)[0]
@@ -124,10 +124,10 @@ def test_forgetting_a_subject_leaves_nothing_to_guess_from(database: Engine) -> 
 
 def test_a_letter_of_an_older_version_gets_an_id_that_tells_nothing(database: Engine) -> None:
     """The upgrade renames it wherever it is named; the same message again is no second letter."""
-    home = StoreHome(database)
-    before, plain = as_before(order(number=4)), dead(order(number=5), Origin())
+    home = DeadLetterStore(database)
+    before, plain = as_before(order(number=4)), dead(order(number=5), CaptureSettings())
     vault = Vault(database, bytes(range(32)))
-    sealing = Origin(vault=vault, fields=("phone",), subject="$.customer")
+    sealing = CaptureSettings(vault=vault, fields=("phone",), subject="$.customer")
     sealed = as_before(order(number=6), sealing)
     with database.begin() as db:
         home.put(plain, db)
@@ -156,7 +156,7 @@ def test_a_letter_that_kept_its_old_id_is_known_all_the_same(database: Engine) -
     """Two versions at work side by side make one letter of one message."""
     before = as_before(order(number=7))
     _store_as_before(database, before)
-    StoreHome(database).put(dead(order(number=7)))
+    DeadLetterStore(database).put(dead(order(number=7)))
     with database.connect() as db:
         query = select(letters.c.dlq_id).where(letters.c.message_id == "id-7")
         assert db.execute(query).scalars().all() == [before.dlq_id]
@@ -164,7 +164,7 @@ def test_a_letter_that_kept_its_old_id_is_known_all_the_same(database: Engine) -
 
 def _store_as_before(database: Engine, letter: DeadLetter) -> None:
     """Put *letter* and give it the id that an older version would have stored it by."""
-    StoreHome(database).put(letter)
+    DeadLetterStore(database).put(letter)
     with database.begin() as db:
         row = letters.c.message_id == letter.message.id
         history = json.dumps([{"id": letter.history.failures[0].id, "error": "x",
@@ -186,7 +186,7 @@ def test_the_digest_in_the_inbox_covers_no_hidden_field(bench: Bench, way: str) 
     consumer = bench.consumer(**({"origin": HIDING} if way == "consumer" else {}))
 
     @consumer.on("orders", **({"batch": 10} if way == "batch" else {}))
-    @dead_letter(origin=Origin() if way == "consumer" else HIDING)
+    @dead_letter(origin=CaptureSettings() if way == "consumer" else HIDING)
     @idempotent()
     def handle(order: dict[str, Any]) -> None:
         done.append(order)
@@ -233,7 +233,7 @@ def test_a_duplicate_is_known_by_the_digest_that_an_older_version_stored(bench: 
 def test_a_function_in_ones_own_loop_leaves_no_digest_either(bench: Bench) -> None:
     """The layers of one plan know of each other."""
 
-    @dead_letter(StoreHome(bench.engine), group="g", origin=HIDING)
+    @dead_letter(DeadLetterStore(bench.engine), group="g", origin=HIDING)
     @idempotent()
     def handle(message: Message, session: Any) -> None:
         pass

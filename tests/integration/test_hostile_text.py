@@ -17,25 +17,22 @@ from sqlalchemy.orm import Session
 
 from holdfast import Message
 from holdfast.consumer import create_tables
-from holdfast.consumer.desk import Desk
-from holdfast.consumer.held import Held, HeldKey, hash_of
+from holdfast.consumer.parking.admin import ParkingAdmin
+from holdfast.consumer.parking.store import ParkedKey, ParkedMessages, hash_of
 from holdfast.consumer.schema import metadata as consumer_tables
-from holdfast.database import open_database
-from holdfast.dlq import Origin, StoreHome, capture, close, dead_letter
-from holdfast.dlq.audit import Audit, Warrant, verify
-from holdfast.dlq.groups import Groups
-from holdfast.dlq.overtaking import overtake
-from holdfast.dlq.replay import Plans, Policy, Selection, Terms, freeze
-from holdfast.dlq.replay.edit import Edit
-from holdfast.dlq.replay.edits import Edits
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.schema import metadata as dlq_tables
+from holdfast.db.audit import OUTBOX, Audit, Operator, entries, verify
+from holdfast.db.engine import open_database
+from holdfast.dlq import CaptureSettings, DeadLetterStore, capture, close, dead_letter
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, StopPolicy, freeze
+from holdfast.dlq.replay.edits import Edits, LetterEdit
+from holdfast.dlq.store.groups import FailureGroups
+from holdfast.dlq.store.overtaking import overtake
+from holdfast.dlq.store.schema import message as letters
+from holdfast.dlq.store.schema import metadata as dlq_tables
 from holdfast.headers import Headers
-from holdfast.idempotency import Inbox, Ledger
+from holdfast.idempotency import AttemptLog, Inbox
 from holdfast.idempotency.schema import metadata as inbox_tables
 from holdfast.ids import new_id
-from holdfast.outbox.audit import Audit as OutboxAudit
-from holdfast.outbox.audit import Warrant as OutboxWarrant
 from holdfast.outbox.schema import create_tables as create_outbox
 from holdfast.ports import Delivery, Lane
 from holdfast.retry import Backoff, retry
@@ -100,9 +97,9 @@ def test_every_message_can_be_dead_lettered_and_comes_back_as_it_was(
     engine: Engine, text: str
 ) -> None:
     """Whatever its attributes say; also what the error, the handler and the tenant say."""
-    home, message = StoreHome(engine), message_of(text)
+    home, message = DeadLetterStore(engine), message_of(text)
     kind = type("Failed", (Exception,), {"__qualname__": text, "__module__": text})
-    origin = Origin(service_version=text, git_sha=text, host=text, tenant="t", broker=text)
+    origin = CaptureSettings(service_version=text, git_sha=text, host=text, tenant="t", broker=text)
     delivery = Delivery(lane=Lane("orders", 2**40), position=text, key=b"k", body=b"", headers=[])
     letter = capture(
         message, failed(kind(text)), group=text, handler=text, delivery=delivery, origin=origin
@@ -123,26 +120,26 @@ def test_every_message_can_be_dead_lettered_and_comes_back_as_it_was(
 @given(text=hostile)
 def test_every_act_on_dead_letters_can_be_written_down(engine: Engine, text: str) -> None:
     """By whoever, for whatever reason; and the trail of it stays whole."""
-    name, warrant = new_id(), Warrant(actor=f"x{text}", reason=f"x{text}", ticket=text)
+    name, operator = new_id(), Operator(actor=f"x{text}", reason=f"x{text}", ticket=text)
     letter = capture(message_of("plain"), failed(ValueError(name)), group=name, handler="h")
-    StoreHome(engine).put(letter)
+    DeadLetterStore(engine).put(letter)
     with engine.begin() as db:
-        Audit().append(db, warrant, text, text, {text: text})
+        Audit().append(db, operator, text, text, {text: text})
         assert verify(db).is_whole
         (row,) = db.execute(select(letters).where(letters.c.dlq_id == letter.dlq_id))
-    Groups(engine).annotate(row.group_id, warrant, note=text)
-    Groups(engine).acknowledge(row.group_id, warrant, owner=text)
-    Edits(engine).edit(letter.dlq_id, Edit(payload=b"{}"), warrant)
-    terms = Terms(policy=Policy(canary=0, ramp=()))
-    plan = freeze(engine, Selection(consumer_group=name), terms, warrant).plan
-    assert Plans(engine).abort(plan, warrant).state == "aborted"
+    FailureGroups(engine).annotate(row.group_id, operator, note=text)
+    FailureGroups(engine).acknowledge(row.group_id, operator, owner=text)
+    Edits(engine).edit(letter.dlq_id, LetterEdit(payload=b"{}"), operator)
+    terms = ReplayOptions(policy=StopPolicy(canary=0, ramp=()))
+    plan = freeze(engine, Selection(consumer_group=name), terms, operator).plan
+    assert Plans(engine).abort(plan, operator).state == "aborted"
 
 
 @MOST
 @given(text=hostile)
 def test_every_attempt_can_be_counted(engine: Engine, text: str) -> None:
     """Of every message by every consumer, whatever its error says."""
-    ledger, consumer, owner = Ledger(engine), f"g/{text}", new_id()
+    ledger, consumer, owner = AttemptLog(engine), f"g/{text}", new_id()
     message_id = f"{text}{new_id()}"
     ledger.starting(consumer, [message_id], owner)
     assert ledger.failed(consumer, message_id, ValueError(text)).failed == 1
@@ -157,8 +154,8 @@ def test_every_attempt_can_be_counted(engine: Engine, text: str) -> None:
 @given(text=hostile)
 def test_every_key_can_be_held_and_every_message_parked(engine: Engine, text: str) -> None:
     """Behind a dead letter or for a retry, and let go by an operator who says anything."""
-    held, bare = Held("g"), text.encode("utf-8", "surrogatepass")
-    key = HeldKey("orders", hash_of(bare, ""), bare)
+    held, bare = ParkedMessages("g"), text.encode("utf-8", "surrogatepass")
+    key = ParkedKey("orders", hash_of(bare, ""), bare)
     origin = Delivery(
         lane=Lane("orders", 1), position=text, key=bare, body=bare, headers=[("h", bare)],
         known_id=f"x{text}",
@@ -168,14 +165,13 @@ def test_every_key_can_be_held_and_every_message_parked(engine: Engine, text: st
         assert held.park(db, key, origin, 1) is not None
         held.postpone(db, key, origin, attempt=2, delay=0.0, note=text)
         assert [row.origin.body for row in held.rows(db, key, 1)] == [bare]
-    warrant = OutboxWarrant(actor=f"x{text}", reason=f"x{text}")
-    desk = Desk(engine)
-    assert desk.release("g", "orders", f"id:{key.key_hash}", warrant) >= 1
+    operator = Operator(actor=f"x{text}", reason=f"x{text}")
+    desk = ParkingAdmin(engine)
+    assert desk.release("g", "orders", f"id:{key.key_hash}", operator) >= 1
     assert desk.audited()[0].action == "release"
-    audit = OutboxAudit(engine)
     with engine.begin() as db:
-        audit.record(db, warrant, "skip", text, {"key": text})
-    assert audit.entries(limit=1)[0].action == "skip"
+        Audit(OUTBOX).append(db, operator, "skip", text, {"key": text})
+        assert entries(db, limit=1, area=OUTBOX)[0].action == "skip"
 
 
 @pytest.mark.parametrize("bad", [NUL, LONE])
@@ -215,7 +211,7 @@ def test_what_the_encoding_of_the_database_lacks_is_stored_in_plain_characters(
     with latin(postgres) as engine:
         message = message_of(ASTRAL)
         letter = capture(message, failed(ValueError(ASTRAL)), group="g", handler="h")
-        home = StoreHome(engine)
+        home = DeadLetterStore(engine)
         home.put(letter)
         with engine.begin() as db:
             home.put(capture(message, failed(ValueError(ASTRAL)), group="g2", handler="h"), db)
@@ -262,8 +258,8 @@ def test_a_letter_that_a_constraint_refuses_is_stored_with_what_it_allows(
                 "CHECK (error_text NOT LIKE '%%forbidden%%')"
             )
     letter = capture(message_of("x"), failed(ValueError("forbidden")), group="g", handler="h")
-    StoreHome(engine).put(letter)
-    kept = StoreHome(engine).get(letter.dlq_id)
+    DeadLetterStore(engine).put(letter)
+    kept = DeadLetterStore(engine).get(letter.dlq_id)
     assert kept is not None
     assert (kept.message.id, kept.message.payload) == (letter.message.id, letter.message.payload)
     assert "refused" in kept.failure.root.text

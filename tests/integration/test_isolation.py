@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, insert, select, text, update
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.consumer.injection import Injection
-from holdfast.consumer.session import HandlerSession
-from holdfast.consumer.transaction import DatabaseDown, Transaction, for_handlers
-from holdfast.database import open_database
-from holdfast.dlq.transactions import committed
-from holdfast.layer import Call
+from holdfast.call import Call
+from holdfast.consumer.attempt.transaction import (
+    HandlerSession,
+    Transaction,
+    for_handlers,
+)
+from holdfast.consumer.handlers.arguments import Arguments
+from holdfast.db.engine import open_database
+from holdfast.db.errors import DatabaseDown
+from holdfast.db.transactions import committed, transact
 from holdfast.outbox import Outbox
-from holdfast.plan import Plan
-from holdfast.transactions import transact
+from holdfast.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from sqlalchemy.engine import Connection, Engine
 
@@ -56,7 +71,7 @@ def in_handler(engine: Engine, work: Callable[[Any], Any]) -> Any:
         session.end(commit=False)
 
 
-@pytest.mark.parametrize("how", [transact, in_handler])
+@pytest.mark.parametrize("how", [transact, committed, in_handler])
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_a_rival_commits_is_seen(url: str, level: str | None, how: Callable[..., Any]) -> None:
     """A snapshot of before would make us fail, or do again what was done."""
@@ -76,8 +91,11 @@ def test_what_a_rival_commits_is_seen(url: str, level: str | None, how: Callable
     rival.dispose()
 
 
+@pytest.mark.parametrize("how", [transact, committed])
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_fails_leaves_nothing_behind(url: str, level: str | None) -> None:
+def test_what_fails_leaves_nothing_behind(
+    url: str, level: str | None, how: Callable[..., Any]
+) -> None:
     """Also where the engine itself commits each statement."""
     native = {} if level is None else {"isolation_level": level}
     engine = open_database(url, **native)
@@ -88,9 +106,26 @@ def test_what_fails_leaves_nothing_behind(url: str, level: str | None) -> None:
 
     for _ in range(2):
         with pytest.raises(KeyError):
-            transact(engine, work)
+            how(engine, work)
     with engine.connect() as db:
         assert db.execute(select(account.c.n)).scalar_one() == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("how", [transact, committed])
+def test_on_sqlite_a_transaction_has_the_write_lock_from_its_beginning(
+    tmp_path: Path, how: Callable[..., Any]
+) -> None:
+    """Also on an engine of the user's own, which would take it half-way and fail there."""
+    engine = create_engine(f"sqlite:///{tmp_path}/own.db")
+    rival = sqlite3.connect(f"{tmp_path}/own.db", timeout=0, isolation_level=None)
+
+    def work(_: Connection) -> None:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            rival.execute("BEGIN IMMEDIATE")
+
+    how(engine, work)
+    rival.close()
     engine.dispose()
 
 
@@ -123,8 +158,8 @@ def test_a_handler_whose_connection_died_in_the_pool_meets_an_outage(url: str) -
     def work(session: Any) -> int:
         return int(session.execute(select(account.c.n)).scalar_one())
 
-    injection = Injection({"session": "session"}, outbox=Outbox())
-    plan = Plan((Transaction(engine), injection), work)
+    injection = Arguments({"session": "session"}, outbox=Outbox())
+    plan = Pipeline((Transaction(engine), injection), work)
     with pytest.raises(DatabaseDown):
         plan.run(Call((), {}))
     assert plan.run(Call((), {})) == 0

@@ -9,6 +9,7 @@ import threading
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -18,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.brokers.kafka import KafkaBroker
-from holdfast.brokers.kafka.lane import FULL, LaneState
-from holdfast.brokers.kafka.settings import KafkaSettings
+from holdfast.brokers.kafka.broker import KafkaSettings
+from holdfast.brokers.kafka.offsets import FULL, KafkaLane
 from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import Consumer
@@ -39,7 +40,7 @@ from holdfast.outbox.rows import Row, staged, values
 from holdfast.ports import Delivery, Lane
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.urls import BrokerUrl
-from tests.kafka.members import QUICK, SCHEMES
+from tests.kafka.members import QUICK, SCHEMES, STEADY
 from tests.servers import Fleet, Kafka
 from tests.servers.install import program
 from tests.servers.ports import free_port
@@ -70,7 +71,7 @@ def test_the_watermark_never_passes_an_unsettled_message(
 ) -> None:
     """Whatever is settled, released and handed out again in whatever order, with gaps."""
     offsets = [sum(gaps[: place + 1]) for place in range(len(gaps))]
-    state = LaneState(LANE, 1)
+    state = KafkaLane(LANE, 1)
     held = {offset: _delivery(offset) for offset in offsets}
     state.launch(list(held.values()))
     unsettled = set(offsets)
@@ -91,7 +92,7 @@ def test_the_watermark_never_passes_an_unsettled_message(
 
 def test_markers_behind_the_last_message_are_committed_with_it() -> None:
     """A client that has read further than it hands out says so, and nothing waits for it."""
-    state = LaneState(LANE, 1)
+    state = KafkaLane(LANE, 1)
     assert state.position(None) is None
     assert state.position(2) == 2
     state.launch([_delivery(3)])
@@ -224,7 +225,7 @@ def _take(source: Source, count: int, *, limit: int = 500) -> list[Delivery]:
         got.extend(source.poll(min(limit, count - len(got)), 0.05))
         return len(got) >= count
 
-    wait_until(came, deadline=45, what=f"{count} messages come", every=0.0)
+    wait_until(came, deadline=90, what=f"{count} messages come", every=0.0)
     return got
 
 
@@ -241,12 +242,13 @@ def _publish(broker: KafkaBroker, messages: list[Message], **native: Any) -> lis
 # -- publishing ------------------------------------------------------------------------
 
 
+@pytest.mark.programs
 def test_the_adapter_loads_where_warnings_are_errors() -> None:
     """A client library's own sins are not the user's."""
     code = "from holdfast.brokers import connect; connect('{}://localhost').close(); print('in')"
     for scheme in SCHEMES:
         command = [sys.executable, "-W", "error", "-c", code.format(scheme)]
-        loaded = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        loaded = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert loaded.stdout == "in\n", loaded.stderr
 
 
@@ -267,7 +269,7 @@ def test_members_of_both_drivers_share_a_group(connect: Opener, closing: ExitSta
     brokers = [connect(scheme) for scheme in SCHEMES]
     topic = _topic(brokers[0])
     sources = [
-        broker.source([topic], group="mixed-" + topic, **QUICK[scheme])
+        broker.source([topic], group="mixed-" + topic, **STEADY[scheme])
         for scheme, broker in zip(SCHEMES, brokers, strict=True)
     ]
     for source in sources:
@@ -278,7 +280,7 @@ def test_members_of_both_drivers_share_a_group(connect: Opener, closing: ExitSta
             source.poll(1, 0.05)
         return [len(source.assignment()) for source in sources] == [2, 2]
 
-    wait_until(is_shared, deadline=45, what="both have two lanes", every=0.0)
+    wait_until(is_shared, deadline=90, what="both have two lanes", every=0.0)
 
 
 def _narrow_topic(server: Kafka, size: int) -> str:
@@ -406,10 +408,10 @@ def test_a_run_until_idle_ends_behind_the_marker_of_a_transaction(
 
     run = threading.Thread(target=consumer.run, kwargs={"until_idle": True}, daemon=True)
     run.start()
-    run.join(30)
+    run.join(90)
     came_back = not run.is_alive()
     consumer.stop()
-    run.join(30)
+    run.join(90)
     assert came_back, f"it never came to rest, lag {broker.lag('g-' + topic, [topic])}"
     assert len(seen) == sent
     assert sum(broker.lag("g-" + topic, [topic]).values()) == 0
@@ -458,7 +460,7 @@ def test_a_marker_is_committed_by_polling_alone(connect: Opener, scheme: str) ->
         source.poll(1, 0.02)
         return not any(broker.lag("g-" + topic, [topic]).values())
 
-    wait_until(is_committed, what="the marker is committed", deadline=20)
+    wait_until(is_committed, what="the marker is committed", deadline=60)
     source.close()
 
 
@@ -624,7 +626,7 @@ class _Prompt:
         self._rebalance = rebalance
         self._is_new = True
 
-    def fetch(self, limit: int, timeout: float, lanes: dict[Lane, LaneState]) -> Any:
+    def fetch(self, limit: int, timeout: float, lanes: dict[Lane, KafkaLane]) -> Any:
         if not self._is_new:
             return []
         self._is_new = False
@@ -673,14 +675,14 @@ def test_a_silent_member_hears_that_its_lanes_are_lost_and_commits_nothing(
     first = broker.source([topic], group="g-" + topic, listener=hearing, **QUICK[scheme])
     held = _take(first, 20)
     wait_until(
-        lambda: not _members(kafka, "g-" + topic), deadline=45, what="the silent member is out"
+        lambda: not _members(kafka, "g-" + topic), deadline=90, what="the silent member is out"
     )
     second = broker.source([topic], group="g-" + topic, **QUICK[scheme])
     again = _take(second, 20)
     first.accept(held)
     wait_until(
         lambda: (first.poll(1, 0.05), second.poll(1, 0.05), "lost" in hearing.kinds())[2],
-        deadline=45,
+        deadline=90,
         what="the first member hears of it",
         every=0.0,
     )
@@ -737,10 +739,10 @@ def test_what_is_accepted_while_a_lane_leaves_is_committed_before_it_leaves(
         def revoked(self, lanes: Iterable[Lane]) -> None:
             first.accept(held)
 
-    first = broker.source([topic], group=group, listener=Settling(), **QUICK[scheme])
+    first = broker.source([topic], group=group, listener=Settling(), **STEADY[scheme])
     closing.callback(first.close)
     held += _take(first, 40)
-    second = broker.source([topic], group=group, **QUICK[scheme])
+    second = broker.source([topic], group=group, **STEADY[scheme])
     closing.callback(second.close)
     came: list[Delivery] = []
 
@@ -748,7 +750,7 @@ def test_what_is_accepted_while_a_lane_leaves_is_committed_before_it_leaves(
         came.extend(first.poll(50, 0.05) + second.poll(50, 0.05))
         return len(first.assignment()) == len(second.assignment()) == 2
 
-    wait_until(is_shared, deadline=45, what="both have two lanes", every=0.0)
+    wait_until(is_shared, deadline=90, what="both have two lanes", every=0.0)
     assert sum(broker.lag(group, [topic]).values()) == 0
     assert came == []
 
@@ -759,20 +761,20 @@ def test_a_lane_paused_through_a_rebalance_fetches_nothing(
     """The client is told again, so a long pause does not fill the memory."""
     topic = _topic(broker, partitions=2)
     group = "g-" + topic
-    first = broker.source([topic], group=group, **QUICK[scheme])
+    first = broker.source([topic], group=group, **STEADY[scheme])
     closing.callback(first.close)
-    second = broker.source([topic], group=group, **QUICK[scheme])
+    second = broker.source([topic], group=group, **STEADY[scheme])
 
     def is_shared(*counts: int) -> bool:
         sources = (first, second)[: len(counts)]
         assert not any(source.poll(1, 0.05) for source in sources)
         return tuple(len(source.assignment()) for source in sources) == counts
 
-    wait_until(lambda: is_shared(1, 1), deadline=45, what="each has a lane", every=0.0)
+    wait_until(lambda: is_shared(1, 1), deadline=90, what="each has a lane", every=0.0)
     lanes = [Lane(topic, 0), Lane(topic, 1)]
     first.pause(lanes)
     second.close()
-    wait_until(lambda: is_shared(2), deadline=45, what="the first has both", every=0.0)
+    wait_until(lambda: is_shared(2), deadline=90, what="the first has both", every=0.0)
     _publish(broker, _messages(topic, 50))
     for _ in range(10):
         assert first.poll(50, 0.05) == []
@@ -803,7 +805,7 @@ def test_a_lane_that_fetched_nothing_more_when_it_left_is_read_when_it_comes_bac
     topic = _topic(broker, partitions=1)
     _publish(broker, _messages(topic, 3 * FULL))
     hearing = _Hearing()
-    first = broker.source([topic], group="g-" + topic, listener=hearing, **QUICK[scheme])
+    first = broker.source([topic], group="g-" + topic, listener=hearing, **STEADY[scheme])
     closing.callback(first.close)
     lanes = first._lanes  # type: ignore[attr-defined]
 
@@ -812,11 +814,11 @@ def test_a_lane_that_fetched_nothing_more_when_it_left_is_read_when_it_comes_bac
             first.release(delivery, blame=False)
         return any(state.choked for state in lanes.values())
 
-    wait_until(is_choked, deadline=45, what="the backlog is full", every=0.0)
-    second = broker.source([topic], group="g-" + topic, **QUICK[scheme])
+    wait_until(is_choked, deadline=90, what="the backlog is full", every=0.0)
+    second = broker.source([topic], group="g-" + topic, **STEADY[scheme])
     wait_until(
         lambda: (first.poll(1, 0.05), second.poll(1, 0.05), "revoked" in hearing.kinds())[2],
-        deadline=45,
+        deadline=90,
         what="the lane leaves",
         every=0.0,
     )
@@ -824,7 +826,7 @@ def test_a_lane_that_fetched_nothing_more_when_it_left_is_read_when_it_comes_bac
     came: set[bytes | None] = set()
     wait_until(
         lambda: (came.update(d.body for d in first.poll(500, 0.05)), len(came) == 3 * FULL)[1],
-        deadline=45,
+        deadline=90,
         what="all of it is read",
         every=0.0,
     )
@@ -840,7 +842,7 @@ def test_lanes_that_stay_keep_their_deliveries_through_a_cooperative_rebalance(
         "kafka": ("partition_assignment_strategy", [CooperativeStickyAssignor]),
         "kafka+confluent": ("partition.assignment.strategy", "cooperative-sticky"),
     }[scheme]
-    native = {**QUICK[scheme], name: assignor}
+    native = {**STEADY[scheme], name: assignor}
     _publish(broker, _messages(topic, 40))
     first = broker.source([topic], group="g-" + topic, **native)
     closing.callback(first.close)
@@ -853,7 +855,7 @@ def test_lanes_that_stay_keep_their_deliveries_through_a_cooperative_rebalance(
         second.poll(1, 0.05)
         return len(first.assignment()) == len(second.assignment()) == 2
 
-    wait_until(is_shared, deadline=45, what="both have two lanes", every=0.0)
+    wait_until(is_shared, deadline=90, what="both have two lanes", every=0.0)
     stayed = first.assignment()
     first.accept(held)
 
@@ -950,7 +952,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     """At connect, not at import."""
     for module, scheme in (("kafka", "kafka"), ("confluent_kafka", "kafka+confluent")):
         monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.delitem(sys.modules, "holdfast.brokers.kafka.pure", raising=False)
+        monkeypatch.delitem(sys.modules, "holdfast.brokers.kafka.kafka_python", raising=False)
         with pytest.raises(MissingExtra, match="pip install"):
             KafkaBroker(BrokerUrl.parse(f"{scheme}://127.0.0.1:9092"))
 
@@ -967,7 +969,7 @@ def test_a_wrong_port_is_said_to_be_closed_within_the_bound(connect: Opener, sch
     ):
         with pytest.raises(BrokerDown, match=r"127\.0\.0\.1:\d+: .*refused"):
             use()
-    assert SYSTEM_CLOCK.monotonic() - started < 4 * 3.0
+    assert SYSTEM_CLOCK.monotonic() - started < 30.0  # not the minutes of the clients' own
 
 
 def test_a_port_that_is_not_kafkas_is_not_kafka(connect: Opener, scheme: str) -> None:
@@ -1080,12 +1082,22 @@ def test_tls_works_and_the_wrong_one_of_tls_and_plain_text_is_a_configuration_er
     trust = {"kafka": "ssl_cafile", "kafka+confluent": "ssl.ca.location"}[scheme]
     secure = connect(scheme, guarded.tls, **TLS[scheme], **{trust: str(guarded.certificate)})
     _publish(secure, _messages(_topic(secure), 3))
-    with pytest.raises(ConfigurationError, match="SSL or SASL_SSL"):
-        connect(scheme, guarded.tls, timeout=1.0).sink()
-    with pytest.raises(ConfigurationError, match="PLAINTEXT or SASL_PLAINTEXT"):
-        connect(scheme, guarded.address, timeout=1.0, **TLS[scheme]).sink()
-    with pytest.raises(ConfigurationError, match=r"(?i)certificate"):
-        connect(scheme, guarded.tls, timeout=1.0, **TLS[scheme]).sink()
+
+    def refusal(address: str, **native: Any) -> str:
+        """Return what is wrong; a server too busy to answer in time is asked again."""
+        try:
+            connect(scheme, address, timeout=1.0, **native).sink()
+        except ConfigurationError as error:
+            return str(error)
+        raise AssertionError("it was taken")
+
+    for words, address, native in (
+        ("SSL or SASL_SSL", guarded.tls, {}),
+        ("PLAINTEXT or SASL_PLAINTEXT", guarded.address, TLS[scheme]),
+        ("certificate", guarded.tls, TLS[scheme]),
+    ):
+        ask = partial(refusal, address, **native)
+        assert words.lower() in wait_until(ask, deadline=90, what="the refusal").lower()
 
 
 # -- restarts --------------------------------------------------------------------------

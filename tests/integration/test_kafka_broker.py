@@ -13,10 +13,10 @@ from holdfast.brokers.kafka import KafkaBroker
 from holdfast.errors import BrokerDown
 from holdfast.ids import new_id
 from holdfast.message import Message
-from holdfast.outbox.leased_sink import Hurried
+from holdfast.ports import SinkPowers
 from holdfast.testing.conformance import BrokerConformance
 from holdfast.urls import BrokerUrl
-from tests.kafka.members import QUICK, SILENCE
+from tests.kafka.members import QUICK, SILENCE, STEADY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,15 +30,15 @@ class KafkaConformance(BrokerConformance):
 
     scheme = "kafka"
     session = SILENCE
-    settle_in = 30.0
 
     @pytest.fixture
     def url(self, own_kafka: Kafka) -> str:
         return f"{self.scheme}://{own_kafka.address}"
 
     @pytest.fixture
-    def broker(self, url: str, own_kafka: Kafka) -> Iterator[KafkaBroker]:
+    def broker(self, url: str, own_kafka: Kafka, expires: bool) -> Iterator[KafkaBroker]:
         self.server = own_kafka
+        self.source_settings = (QUICK if expires else STEADY)[self.scheme]  # type: ignore[misc]
         broker = KafkaBroker(BrokerUrl.parse(url))
         yield broker
         broker.close()
@@ -59,12 +59,11 @@ class KafkaConformance(BrokerConformance):
 
 
 class TestKafkaPython(KafkaConformance):
-    source_settings = QUICK["kafka"]
+    scheme = "kafka"
 
 
 class TestConfluent(KafkaConformance):
     scheme = "kafka+confluent"
-    source_settings = QUICK["kafka+confluent"]
 
 
 @pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
@@ -78,7 +77,8 @@ def test_a_batch_to_kafka_is_given_up_when_the_lease_is_over(own_kafka: Kafka, d
         broker.create_topic(topic)
         sink: Any = broker.sink()
         closing.callback(sink.close)
-        assert isinstance(sink, Hurried)
+        assert isinstance(sink, SinkPowers)
+        assert sink.keeps_deadlines
         batch = [Message.new(topic, b"%d" % n, key="k") for n in range(50)]
         assert [result.error for result in sink.publish_within(batch, 60.0)] == [None] * 50
         with pytest.raises(BrokerDown, match="no time was left"):

@@ -13,7 +13,7 @@ import pytest
 from holdfast.brokers.kafka import KafkaBroker
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import Consumer
-from holdfast.consumer.vitals import Vitals
+from holdfast.consumer.monitoring import HealthChecks
 from holdfast.errors import BrokerDown
 from holdfast.ids import new_id
 from holdfast.message import Message
@@ -136,7 +136,7 @@ def test_a_client_whose_thread_hangs_is_made_anew(opened: Opened, closing: ExitS
     closing.callback(gate.set)
     old = reading.source._member
     old._network.loop.call_soon_threadsafe(lambda: gate.wait(60) and None)
-    reading.reads_on(deadline=60)
+    reading.reads_on(deadline=90)
     assert reading.source._member is not old
 
 
@@ -173,7 +173,7 @@ def test_a_client_that_has_nothing_to_read_is_left_alone(
     came: set[bytes | None] = set()
     wait_until(
         lambda: (came.update(d.body for d in reading.polled()), len(came) == 2)[1],
-        deadline=45,
+        deadline=90,
         what="both are read",
         every=0.0,
     )
@@ -207,10 +207,10 @@ def test_a_join_whose_reason_has_passed_is_made_all_the_same(
         what="its lanes are given up",
         every=0.0,
     )
-    reading.reads_on(deadline=20)
+    reading.reads_on(deadline=90)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_broker_counts_as_down_until_it_has_answered(
     opened: Opened, kafka: Kafka, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,37 +226,72 @@ def test_the_broker_counts_as_down_until_it_has_answered(
         seen.append(body)
 
     _publish(broker, topic, b"before")
-    vitals = Vitals(consumer)
+    vitals = HealthChecks(consumer)
     caplog.set_level(logging.WARNING)
+
+    def said(*words: str) -> int:
+        ours = [record for record in caplog.records if record.name.startswith("holdfast.")]
+        return sum(any(word in record.getMessage() for word in words) for record in ours)
+
     with running(consumer):
-        wait_until(lambda: seen == ["before"], deadline=45, what="it consumes")
+        wait_until(lambda: seen == ["before"], deadline=90, what="it consumes")
         kafka.kill()
         try:
-            wait_until(lambda: "is down" in vitals.ready().why, deadline=45, what="it is noticed")
+            wait_until(lambda: "is down" in vitals.ready().why, deadline=90, what="it is noticed")
             verdicts = []
             until = SYSTEM_CLOCK.monotonic() + 8
             while SYSTEM_CLOCK.monotonic() < until:
                 verdicts.append(vitals.ready().good)
                 SYSTEM_CLOCK.sleep(0.05)  # pacing: probes, for several rounds of reconnecting
             assert not any(verdicts), f"ready in {sum(verdicts)} of {len(verdicts)} probes"
+            assert (said("the broker is down"), said("the broker answers again")) == (1, 0)
+            assert said("Connect", "brokers are down") <= 2, caplog.text
+            theirs = [one.getMessage() for one in caplog.records if one.name.startswith("kafka.")]
+            tries = [one for one in theirs if "ConnectionError" in one or "No node avail" in one]
+            assert len(tries) <= 10, tries  # kafka-python's own, of which there are ten a second
         finally:
             kafka.start()
         wait_until(lambda: vitals.ready().good, deadline=90, what="it is ready again")
         _publish(broker, topic, b"after")
-        wait_until(lambda: "after" in seen, deadline=45, what="it consumes again")
-    ours = [record for record in caplog.records if record.name.startswith("holdfast.")]
-    said = [record.getMessage() for record in ours]
-    assert sum("the broker is down" in text for text in said) == 1
-    assert sum("the broker answers again" in text for text in said) == 1
-    native = [text for text in said if "Connect" in text or "brokers are down" in text]
-    assert len(native) <= 2, native
+        wait_until(lambda: "after" in seen, deadline=90, what="it consumes again")
+    # Once, unless a server that has just started is so slow that it counts as down once more.
+    assert said("the broker answers again") >= 1
+
+
+def test_what_was_fetched_before_the_broker_fell_is_no_answer_of_it(
+    opened: Opened, kafka: Kafka, closing: ExitStack
+) -> None:
+    """What is handed out then says nothing; with kafka-python the client's own answers count."""
+    broker = opened("kafka+confluent", timeout=3.0)
+    topic = f"fell-{new_id()[-12:]}"
+    broker.create_topic(topic)
+    sink = broker.sink()
+    sink.publish([Message.new(topic, b"%d" % n, key="k") for n in range(30)])
+    sink.close()
+    source: Any = broker.source([topic], group="g-" + topic)
+    closing.callback(source.close)
+    came: list[Delivery] = []
+    wait_until(lambda: (came.extend(source.poll(1, 0.05)), came)[1], deadline=90, what="the first")
+    kafka.pause()
+    try:
+        source._member.doubt("another client has found it out")
+        wait_until(
+            lambda: (came.extend(source.poll(1, 0.2)), len(came) == 30)[1],
+            what="all that was fetched is handed out",
+            every=0.0,
+        )
+        with pytest.raises(BrokerDown):
+            source.poll(1, 0.05)
+    finally:
+        kafka.resume()
+    wait_until(lambda: not source.poll(1, 0.05), deadline=90, what="it answers again")
 
 
 def _publish(broker: KafkaBroker, topic: str, body: bytes) -> None:
     sink = broker.sink()
     wait_until(
         lambda: sink.publish([Message.new(topic, body, key="k")])[0].error is None,
-        deadline=45,
+        deadline=90,
         what="it is published",
     )
     sink.close()

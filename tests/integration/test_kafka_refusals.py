@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from holdfast.brokers.kafka import KafkaBroker
 from holdfast.clock import SystemClock
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.errors import InvalidMessage, Transient
 from holdfast.ids import new_id
 from holdfast.message import Message

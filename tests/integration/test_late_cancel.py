@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, event, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from holdfast.consumer.injection import Injection
-from holdfast.consumer.transaction import AsyncTransaction, Transaction
-from holdfast.database import open_database
-from holdfast.layer import Call
+from holdfast.call import Call
+from holdfast.consumer.attempt.transaction import AsyncTransaction, Transaction
+from holdfast.consumer.handlers.arguments import Arguments
+from holdfast.db.engine import open_database
 from holdfast.outbox import Outbox
-from holdfast.plan import Plan
+from holdfast.pipeline import Pipeline
 from tests.consuming import until
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_handler_cancelled_while_it_commits_has_done_its_work(
         if colour == "thread":
             until(lambda: task.cancelling() > 0, "cancelled")
 
-    plan = Plan((layer, Injection({"session": "session"}, outbox=Outbox())), work)
+    plan = Pipeline((layer, Arguments({"session": "session"}, outbox=Outbox())), work)
 
     async def main() -> Any:
         target = engine if colour == "thread" else asynchronous.sync_engine

@@ -12,23 +12,24 @@ import pytest
 from sqlalchemy import create_engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from holdfast import BrokerDown, Message, MessageTooLarge, Published, Transient
+from holdfast import BrokerDown, Message, MessageTooLarge, Transient
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
 from holdfast.cloudevents import to_wire
-from holdfast.database import open_database
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.db.transactions import transact
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.audit import Warrant
-from holdfast.outbox.backlog import Backlog
-from holdfast.outbox.delays import DUE, Delays
-from holdfast.outbox.leased_sink import LeasedSink
-from holdfast.outbox.leases import LeaseLost, Leases
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.outbox.parked import ParkedKeys, ParkedSelection
+from holdfast.outbox.relay.delayed import DUE, DelayedEvents
+from holdfast.outbox.relay.leases import Leases, ShardLeaseLost
+from holdfast.outbox.relay.monitoring import Backlog
+from holdfast.outbox.relay.publishing import RelaySink
 from holdfast.outbox.rows import shard_of, values
 from holdfast.outbox.schema import SHARDS, delayed, outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
+from holdfast.ports import Published, SinkPowers
 from holdfast.testing import VirtualClock, wait_until
-from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ class NullSink:
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         self.entered.set()
         if self.gate is not None:
-            assert self.gate.wait(30)
+            assert self.gate.wait(120)
         if self.down:
             raise BrokerDown("nobody answers")
         self.taken += [m for m in messages if m.key not in self.refuse]
@@ -140,7 +141,7 @@ def test_an_event_does_not_wait_until_those_before_it_are_deleted(engine: Engine
         wait_until(lambda: size(engine) == 0, what="both are deleted")
     finally:
         relay.stop()
-        thread.join(30)
+        thread.join(90)
     assert sink.keys == ["a", "b"]
 
 
@@ -160,17 +161,17 @@ def test_a_relay_whose_lease_was_taken_deletes_nothing(engine: Engine) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert zombie_sink.entered.wait(30)
+    assert zombie_sink.entered.wait(90)
     with engine.begin() as db:  # its time is over, though it does not know
         db.execute(shard.update().values(until=0))
         db.execute(relays.update().values(until=0))
     heir = LeaseEngine(engine, NullSink(), terms=LeaseTerms(seconds=60))
-    wait_until(lambda: _takes(heir), deadline=30, what="the heir owns the shards")
+    wait_until(lambda: _takes(heir), deadline=90, what="the heir owns the shards")
     zombie_sink.gate.set()
-    thread.join(30)
+    thread.join(90)
     zombie.close()
     assert size(engine) == 5
-    assert isinstance(outcome[0], LeaseLost)
+    assert isinstance(outcome[0], ShardLeaseLost)
     assert Relay(heir).run_once() == 5
     assert size(engine) == 0
 
@@ -185,8 +186,10 @@ def test_without_the_epoch_guard_that_test_fails(
         test_a_relay_whose_lease_was_taken_deletes_nothing(engine)
 
 
-class HurriedSink(NullSink):
+class HurriedSink(NullSink, SinkPowers):
     """A sink that can be told how long it has."""
+
+    keeps_deadlines = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +206,7 @@ def test_a_publish_must_end_before_the_lease_does(engine: Engine) -> None:
     clock, sink = VirtualClock(), HurriedSink()
     leases = Leases(engine, LeaseTerms(seconds=10), clock=clock)
     leases.renew()
-    bounded = LeasedSink(sink, leases)
+    bounded = RelaySink(sink, leases)
     clock.advance(4)
     bounded.publish([Message.new("t", b"x")])
     assert sink.told == [pytest.approx(5)]
@@ -218,9 +221,9 @@ def test_a_relay_that_was_frozen_beyond_its_lease_publishes_nothing(
     clock = VirtualClock()
     leases = Leases(engine, LeaseTerms(seconds=10), clock=clock)
     leases.renew()
-    bounded = LeasedSink(sink, leases)
+    bounded = RelaySink(sink, leases)
     clock.advance(9)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(ShardLeaseLost):
         bounded.publish([Message.new("t", b"x")])
     assert sink.taken == []
 
@@ -232,7 +235,7 @@ def test_a_relay_frozen_between_reading_and_publishing_starts_afresh(engine: Eng
     moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=10), clock=clock)
     moving.step()
     stage(engine, 3)
-    read = moving._pass.read
+    read = moving._scan.read
 
     def frozen() -> Any:
         rows = read()
@@ -240,11 +243,11 @@ def test_a_relay_frozen_between_reading_and_publishing_starts_afresh(engine: Eng
             clock.advance(60)
         return rows
 
-    moving._pass.read = frozen  # type: ignore[method-assign]
-    with pytest.raises(LeaseLost):
+    moving._scan.read = frozen  # type: ignore[method-assign]
+    with pytest.raises(ShardLeaseLost):
         moving.step()
     assert (sink.taken, size(engine), _owned(moving)) == ([], 3, 0)
-    moving._pass.read = read  # type: ignore[method-assign]
+    moving._scan.read = read  # type: ignore[method-assign]
     assert Relay(moving).run_once() == 3
     assert size(engine) == 0
 
@@ -315,11 +318,11 @@ def test_a_refused_row_that_somebody_deleted_is_not_said_to_be_parked(
     moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=60))
     worker = threading.Thread(target=Relay(moving).run_once)
     worker.start()
-    assert sink.entered.wait(30)
+    assert sink.entered.wait(90)
     with engine.begin() as db:
         db.execute(outbox.delete())
     sink.gate.set()
-    worker.join(30)
+    worker.join(90)
     assert size(engine, parked) == 0
     assert "is gone from the table: nothing is parked" in caplog.text
 
@@ -345,7 +348,7 @@ def test_relays_on_an_engine_of_the_users_own_move_a_delayed_event_once(tmp_path
     leases = [Leases(moving, LeaseTerms(seconds=60)) for moving in engines]
     leases[0].renew()
     moves = zip(engines, [leases[0], leases[0]], strict=True)
-    assert [Delays(moving, own)._move_due() for moving, own in moves] == [1, 0]
+    assert [DelayedEvents(moving, own)._move_due() for moving, own in moves] == [1, 0]
     assert (size(engines[0]), size(engines[0], delayed)) == (1, 0)
     for moving in engines:
         moving.dispose()
@@ -421,11 +424,11 @@ def test_a_broker_outage_parks_nothing_and_ends_by_itself(engine: Engine) -> Non
     wait_until(lambda: size(engine) == 0, what="the outbox drained")
     wait_until(lambda: relay.health.outage is None, what="the outage is over")
     relay.stop()
-    thread.join(30)
+    thread.join(90)
     assert len(sink.taken) == 10
 
 
-class Asked(NullSink):
+class Asked(NullSink, SinkPowers):
     """A sink that asks its broker before each batch; it is down from the second one on."""
 
     def __init__(self) -> None:
@@ -548,11 +551,11 @@ def test_a_row_that_commits_late_amid_what_is_published_is_not_deleted_with_it(
         stage(engine, 100, "above")
         thread = threading.Thread(target=moving.step)
         thread.start()
-        assert sink.entered.wait(30)
+        assert sink.entered.wait(90)
     sink.gate.set()  # committed before the others are deleted
-    thread.join(30)
+    thread.join(90)
     assert len(sink.taken) == 200
-    wait_until(lambda: size(engine) == 1, deadline=30, what="the others are deleted")
+    wait_until(lambda: size(engine) == 1, deadline=90, what="the others are deleted")
     assert Relay(moving).run_once() == 1
     assert sink.taken[-1].key == b"late"
     assert size(engine) == 0
@@ -635,7 +638,7 @@ def test_a_relay_moves_the_delayed_events_of_its_own_shards_only(engine: Engine)
     assert left <= set(first._leases.owned)
     with engine.begin() as db:  # the first one was frozen, and the second takes over
         db.execute(shard.update().values(until=0))
-    with pytest.raises(LeaseLost):
+    with pytest.raises(ShardLeaseLost):
         first._delays._move_due()
     assert size(engine, delayed) > 0
 
@@ -646,7 +649,7 @@ def test_a_delayed_event_is_as_old_as_the_time_since_it_was_due(engine: Engine) 
     make_due(engine, 120)
     leases = Leases(engine)
     leases.renew()
-    assert Delays(engine, leases).move() == 1
+    assert DelayedEvents(engine, leases).move() == 1
     age = Backlog(engine).measure().oldest_seconds
     assert age is not None
     assert 120 <= age < 600
@@ -731,7 +734,7 @@ def test_large_events_are_read_a_few_at_a_time(engine: Engine) -> None:
     relay = LeaseEngine(engine, sink)
     wait_until(lambda: _parks_all(relay, 40), deadline=60, what="everything is refused")
     sink.refused = False
-    ParkedKeys(engine).release(Selection(topic="t"), Warrant(actor="a", reason="r"))
+    ParkedKeys(engine).release(ParkedSelection(topic="t"), Operator(actor="a", reason="r"))
     assert Relay(relay).run_once(wait_more=lambda: size(engine, parked) > 0) == 40
     assert max(sink.sizes) <= 17_000_000
 

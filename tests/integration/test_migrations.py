@@ -16,15 +16,16 @@ from sqlalchemy.orm import Session
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations, ddl, history
 from holdfast.cli.migrations.history import PACKAGES, VERSION_TABLE
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.db.tables import MissingTables, missing_tables
+from holdfast.dlq import DeadLetterStore, capture
+from holdfast.dlq.replay import ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import create_tables as create_inbox_tables
 from holdfast.message import Message
 from holdfast.outbox import LeaseEngine, Outbox, Relay, create_tables
-from holdfast.outbox.tables import MissingTables, missing_tables
+from holdfast.outbox.schema import metadata as outbox_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +152,7 @@ def test_a_relay_without_tables_says_what_to_run(database: Engine) -> None:
     with pytest.raises(MissingTables, match="holdfast db upgrade"):
         Relay(LeaseEngine(database, sink)).run()
     with database.connect() as db:
-        assert "holdfast_outbox" in missing_tables(db)
+        assert "holdfast_outbox" in missing_tables(db, outbox_tables)
     sink.close()
     broker.close()
 
@@ -208,7 +209,7 @@ def test_a_downgrade_is_refused_before_anything_is_dropped(database: Engine) -> 
         with pytest.raises(ConfigurationError, match="holdfast relay --once"):
             command.downgrade(config, "outbox@base")
     with database.connect() as db:
-        assert missing_tables(db) == []
+        assert missing_tables(db, outbox_tables) == []
         assert db.execute(text("SELECT count(*) FROM holdfast_outbox")).scalar() == 1
 
 
@@ -222,9 +223,9 @@ def test_a_replay_plan_under_way_goes_on_after_the_upgrade(
                 ValueError("bad"), group="billing", handler="shop.bill")
         for n in range(3)
     ]  # fmt: skip
-    StoreHome(database).put_all(letters)
-    terms = Terms(policy=Policy(canary=0, ramp=(), patience=0.01))
-    who = Warrant(actor="ada", reason="fixed")
+    DeadLetterStore(database).put_all(letters)
+    terms = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.01))
+    who = Operator(actor="ada", reason="fixed")
     plan = freeze(database, Selection(consumer_group="billing"), terms, who).plan
     before = _rewound(database, plan.id)
     Migrations(database).upgrade()
@@ -263,7 +264,7 @@ def _rewound(database: Engine, plan_id: str) -> list[Row[Any]]:
     return list(numbers)
 
 
-@pytest.mark.parametrize("branch", ["consumer", "dlq", "idempotency"])
+@pytest.mark.parametrize("branch", ["consumer", "dlq", "idempotency", "sagas", "tracing"])
 def test_every_branch_refuses_a_downgrade(tmp_path: Path, branch: str) -> None:
     """Each says what would be lost and what to do instead."""
     database = open_database(f"sqlite:///{tmp_path}/d.db")

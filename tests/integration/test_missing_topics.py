@@ -11,17 +11,16 @@ from sqlalchemy import func, select
 
 from holdfast.brokers import connect
 from holdfast.consumer import Consumer
-from holdfast.database import open_database
-from holdfast.dlq.replay.marks import replay_topic
-from holdfast.dlq.replay.target import Target
-from holdfast.errors import ConfigurationError, DependencyDown, UnknownTopic
+from holdfast.db.engine import open_database
+from holdfast.dlq.replay.reading import Target
+from holdfast.errors import ConfigurationError, UnknownTopic
+from holdfast.headers import replay_topic
 from holdfast.ids import new_id
 from holdfast.message import Message
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.measured_engine import MeasuredEngine
-from holdfast.outbox.probes import Probes
+from holdfast.outbox.relay.monitoring import Probes
 from holdfast.outbox.schema import outbox, parked
-from holdfast.outbox.wal import WalEngine, WalOutbox, drop_slot
+from holdfast.outbox.wal import WalEngine, drop_slot
 from holdfast.testing import wait_until
 from tests.kafka.members import SCHEMES
 from tests.wal.shop import steps_until
@@ -147,32 +146,13 @@ def test_a_relay_with_a_missing_topic_is_alive_and_not_ready(
     """The probe names the topic."""
     stage(engine, ("gone", "k", "1"))
     sink = broker.sink()
-    measured = MeasuredEngine(moving(kind, engine, sink))
-    relay = Relay(measured)
+    relay = Relay(moving(kind, engine, sink))
     assert relay.run_once() == 0
-    probes = Probes(relay.health, measured)
+    probes = Probes(relay.health)
     assert probes.alive().good
     assert not probes.ready().good
     assert "gone" in probes.ready().why
     sink.close()
-
-
-@pytest.mark.parametrize("kind", ["wal"], indirect=True)
-def test_an_event_without_a_row_waits_for_its_topic_and_is_not_confirmed(
-    engine: Engine, broker: Any
-) -> None:
-    """The log alone holds it, so everything waits until the topic is there."""
-    sink = broker.sink()
-    Relay(moving("wal", engine, sink, messages=True)).run_once()
-    with engine.begin() as db:
-        WalOutbox().add(db, "1", topic="gone", key="k")
-    relay = moving("wal", engine, sink, messages=True)
-    with pytest.raises(DependencyDown, match="gone"):
-        Relay(relay).run_once()
-    broker.create_topic("gone")
-    assert Relay(moving("wal", engine, sink, messages=True)).run_once() == 1
-    sink.close()
-    assert stored(broker, "gone", 1) == [("k", "1")]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "wal"], indirect=True)

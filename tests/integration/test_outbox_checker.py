@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.outbox.rows import shard_of
-from holdfast.outbox.wal.cleaner import FIRST_ROWS
+from holdfast.outbox.wal.cleanup import FIRST_ROWS
 from tests.checker.run import Run
 from tests.checker.writer import KEYS, TOPIC
 from tests.servers import Kafka, MariaDB, Postgres, Redis
@@ -41,10 +41,9 @@ def survives(record_property: Callable[[str, object], None]) -> Callable[[Run], 
             assert verdict.kills > verdict.restarts, str(
                 verdict
             )  # one before and after each, at least
-        if run.engine != "emitted":  # a server that crashes forgets how far a slot was confirmed
-            # A relay risks no more than a few events and as many as it has finished.
-            lives = verdict.kills + run.relays * (verdict.restarts + 1)
-            assert verdict.duplicates <= verdict.events + FIRST_ROWS * lives, str(verdict)
+        # A relay risks no more than a few events and as many as it has finished.
+        lives = verdict.kills + run.relays * (verdict.restarts + 1)
+        assert verdict.duplicates <= verdict.events + FIRST_ROWS * lives, str(verdict)
 
     return check
 
@@ -79,26 +78,26 @@ def test_an_outbox_on_a_server_survives_killed_relays(
     )
 
 
-def test_events_without_a_row_survive_killed_relays(
+def test_wal_relays_that_die_in_every_third_batch_lose_nothing(
     postgres: Postgres, tmp_path: Path, survives: Callable[[Run], None]
 ) -> None:
-    """Only the log holds them, and every relay dies before its third batch is published."""
-    survives(_emitted(postgres, tmp_path, "doomed"))
+    """What they had not published comes again."""
+    survives(_doomed(postgres, tmp_path, "doomed"))
 
 
-def test_the_checker_sees_a_relay_that_confirms_before_it_has_published(
+def test_the_checker_sees_a_relay_that_deletes_before_it_has_published(
     postgres: Postgres, tmp_path: Path
 ) -> None:
-    """The same run loses events when the log is confirmed ahead of publishing."""
-    verdict = _emitted(postgres, tmp_path, "ahead").go()
+    """The same run loses events when rows are deleted ahead of publishing."""
+    verdict = _doomed(postgres, tmp_path, "ahead").go()
     assert verdict.lost, str(verdict)
 
 
-def _emitted(postgres: Postgres, tmp_path: Path, sabotage: str) -> Run:
+def _doomed(postgres: Postgres, tmp_path: Path, sabotage: str) -> Run:
     return Run(
         database=postgres.database(f"checker_{sabotage}"),
         broker=f"sqlite:///{tmp_path}/b.db",
-        engine="emitted",
+        engine="wal",
         relays=1,
         sabotage=sabotage,
     )
@@ -107,7 +106,6 @@ def _emitted(postgres: Postgres, tmp_path: Path, sabotage: str) -> Run:
 ENGINES = [
     ("lease", Postgres),
     ("wal", Postgres),
-    ("emitted", Postgres),
     ("lease", MariaDB),
 ]
 """Each engine on each server that it works on; SQLite is a file."""

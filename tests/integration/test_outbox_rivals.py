@@ -15,18 +15,18 @@ import pymysql
 import pytest
 from sqlalchemy import event, func, select
 
-from holdfast import Message, MessageTooLarge, Published
+from holdfast import Message, MessageTooLarge
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.db.transactions import transact
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, create_tables
-from holdfast.outbox.audit import Warrant
-from holdfast.outbox.backlog import Backlog
-from holdfast.outbox.leases import LeaseLost
-from holdfast.outbox.parked_event import Edit, NotParked
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
+from holdfast.outbox.parked import EventEdit, EventNotParked, ParkedKeys, ParkedSelection
+from holdfast.outbox.relay.leases import ShardLeaseLost
+from holdfast.outbox.relay.monitoring import Backlog
 from holdfast.outbox.schema import audit, delayed, outbox, parked
+from holdfast.ports import Published
 from holdfast.testing import wait_until
-from holdfast.transactions import transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SECONDS = 3.0
 BAD = {b"bad-0", b"bad-1"}
-WHY = Warrant(actor="rival", reason="hammering")
+WHY = Operator(actor="rival", reason="hammering")
 
 
 class Picky:
@@ -115,11 +115,11 @@ class Relaying:
         self._moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=lease), batch=10)
 
     def step(self) -> None:
-        with suppress(LeaseLost):
+        with suppress(ShardLeaseLost):
             self._moving.step()
 
     def close(self) -> None:
-        with suppress(LeaseLost):
+        with suppress(ShardLeaseLost):
             self._moving.close()
 
 
@@ -128,8 +128,8 @@ def operator(engine: Engine, seed: int) -> Callable[[], None]:
     parked_keys, chance = ParkedKeys(engine), random.Random(seed)
 
     def act() -> None:
-        topic = Selection(topic="t", key=chance.choice(["bad-0", "bad-1"]))
-        with suppress(NotParked):
+        topic = ParkedSelection(topic="t", key=chance.choice(["bad-0", "bad-1"]))
+        with suppress(EventNotParked):
             found = parked_keys.events(topic, limit=3)
             if found:
                 event = str(chance.choice(found).seq)
@@ -137,7 +137,7 @@ def operator(engine: Engine, seed: int) -> Callable[[], None]:
                     case 0:
                         parked_keys.release(topic, WHY)
                     case 1:
-                        parked_keys.edit(event, Edit(payload=b'{"n": 0}'), WHY)
+                        parked_keys.edit(event, EventEdit(payload=b'{"n": 0}'), WHY)
                     case _:
                         parked_keys.skip(event, WHY)
         time.sleep(0.002)  # pacing: operators are people
@@ -166,8 +166,8 @@ def test_rivals_never_fail_each_other_and_lose_nothing(engine: Engine) -> None:
     last = Relaying(engine, sink, lease=30)
 
     def drained() -> bool:
-        with suppress(NotParked):
-            ParkedKeys(engine).release(Selection(topic="t"), WHY)
+        with suppress(EventNotParked):
+            ParkedKeys(engine).release(ParkedSelection(topic="t"), WHY)
         last.step()
         with engine.connect() as db:
             return not any(
@@ -218,9 +218,9 @@ def test_every_write_survives_being_the_victim_of_a_deadlock(engine: Engine) -> 
     moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=60))
     wait_until(lambda: moving.step() and len(sink.taken) == 1, what="the delayed event is out")
     first, second = (operators.waiting()[n].first for n in range(2))
-    operators.edit(str(first), Edit(payload=b'{"n": 7}'), WHY)
+    operators.edit(str(first), EventEdit(payload=b'{"n": 7}'), WHY)
     operators.skip(str(second), WHY)
-    operators.release(Selection(topic="t"), WHY)
+    operators.release(ParkedSelection(topic="t"), WHY)
     sink.refuses = False
     wait_until(lambda: moving.step() and len(sink.taken) == 4, what="the released ones are out")
     moving.close()

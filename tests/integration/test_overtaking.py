@@ -10,18 +10,17 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 
 from holdfast import Message, PoisonMessage
 from holdfast.consumer import Consumer, Order
-from holdfast.consumer.desk import Desk
-from holdfast.dlq import StoreHome, capture, close, dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Policy, Selection, Sender, Terms, freeze
+from holdfast.consumer.parking.admin import ParkingAdmin
+from holdfast.db.audit import Operator
+from holdfast.dlq import DeadLetterStore, capture, close, dead_letter
+from holdfast.dlq.replay import ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.dry_run import dry_run
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.replay.supersession import superseded
-from holdfast.dlq.replay.surveying import survey
-from holdfast.dlq.retention import prune
-from holdfast.dlq.schema import message as stored
-from holdfast.dlq.schema import overtaken
+from holdfast.dlq.replay.survey import superseded, survey
+from holdfast.dlq.store.retention import prune
+from holdfast.dlq.store.schema import message as stored
+from holdfast.dlq.store.schema import overtaken
 from holdfast.idempotency import idempotent
 from holdfast.ports import Delivery, Lane
 from tests.consuming import Bench, running, until
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
+ADA = Operator(actor="ada", reason="fixed in 1.4.2")
 EVERYTHING = Selection(consumer_group="g")
-TERMS = Terms(policy=Policy(canary=0, ramp=(), patience=60))
+TERMS = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=60))
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
@@ -85,7 +84,7 @@ def held(bench: Bench) -> dict[str, str]:
     return {names[letter.dlq_id]: why for letter, _, why in manifest.aside}
 
 
-def sendable(bench: Bench, terms: Terms = TERMS) -> int:
+def sendable(bench: Bench, terms: ReplayOptions = TERMS) -> int:
     """Return how many a replay would send."""
     with bench.engine.connect() as db:
         return len(survey(db, EVERYTHING, terms).letters)
@@ -124,7 +123,7 @@ def test_a_commutative_handler_gets_it_all_the_same(bench: Bench) -> None:
     bench.publish("bad-1", "after", key="sick")
     declared.consume()
     assert sendable(bench) == 1
-    said = Terms(policy=Policy(canary=0, ramp=(), commutative=True))
+    said = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), commutative=True))
     shop = Shop(bench, quarantine=False)
     bench.publish("bad-2", "after-2", key="undeclared")
     shop.consume()
@@ -154,7 +153,7 @@ def test_a_quarantined_key_has_nothing_newer_until_an_operator_lets_it_go(small:
     with running(shop.consumer):
         until(lambda: len(small.held) == 1, "one parked")
         assert held(small) == {}
-        Desk(small.engine).release("g", "orders", "sick", ADA)
+        ParkingAdmin(small.engine).release("g", "orders", "sick", ADA)
         until(lambda: not small.held_keys, "the key went on")
     assert small.effects == ["after"]
     assert list(held(small)) == ["bad"]
@@ -166,7 +165,7 @@ def test_events_of_a_released_key_that_come_later_are_noticed_too(small: Bench) 
     small.publish("bad", key="sick")
     with running(shop.consumer):
         until(lambda: small.held_keys and small.lag == 0, "held")
-        Desk(small.engine).release("g", "orders", "sick", ADA)
+        ParkingAdmin(small.engine).release("g", "orders", "sick", ADA)
         until(lambda: not small.held_keys, "the key went on")
     assert held(small) == {}
     small.publish("later", key="sick")
@@ -188,7 +187,7 @@ def test_a_home_of_the_users_own_is_noticed(small: Bench) -> None:
     consumer = small.consumer(quarantine=False)
 
     @consumer.on("orders")
-    @dead_letter(StoreHome(small.engine))
+    @dead_letter(DeadLetterStore(small.engine))
     @idempotent
     def handle(order: str, session: Session) -> None:
         if order == "bad":
@@ -245,7 +244,7 @@ def test_a_confirmed_newer_letter_holds_the_older_ones(
     """By position where positions are numbers, else by the order of arrival."""
     letters = [letter(1, older), letter(2, newer), letter(3, newer, key="other")]
     for one in letters:
-        StoreHome(small.engine).put(one)
+        DeadLetterStore(small.engine).put(one)
     with small.engine.begin() as db:
         close(db, [letters[1].dlq_id], "confirmed", actor="plan p", reason="replayed")
     assert list(held(small)) == ["1"]
@@ -262,7 +261,7 @@ def test_what_is_known_of_a_letter_goes_with_it(small: Bench) -> None:
     (dead,) = small.letters
     with small.engine.begin() as db:
         close(db, [dead.dlq_id], "discarded", actor="ada", reason="void")
-    assert prune(small.engine, older_than=0, warrant=ADA) == 1
+    assert prune(small.engine, older_than=0, operator=ADA) == 1
     with small.engine.connect() as db:
         assert db.execute(select(overtaken)).all() == []
         assert superseded(db, []) == {}

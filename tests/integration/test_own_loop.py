@@ -6,13 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import CircuitOpen, Message, PoisonMessage
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
-from holdfast.consumer import Ending
+from holdfast.consumer import HandlerEnding
 from holdfast.dlq import dead_letter
-from holdfast.idempotency import Ledger, idempotent
+from holdfast.idempotency import AttemptLog, idempotent
+from holdfast.idempotency.schema import owner
 from holdfast.message import current_message
 from holdfast.retry import Backoff, retry
 from tests.consuming import Bench, until
@@ -90,8 +92,8 @@ def test_too_many_dead_letters_stop_it(bench: Bench) -> None:
 
     loop = consumer.handler("orders")
     ends = [loop.handle(Message.new("orders", b"x")) for _ in range(4)]
-    assert [end.ending for end in ends[:2]] == [Ending.DEAD_LETTERED] * 2
-    assert [end.ending for end in ends[2:]] == [Ending.RELEASED] * 2
+    assert [end.ending for end in ends[:2]] == [HandlerEnding.DEAD_LETTERED] * 2
+    assert [end.ending for end in ends[2:]] == [HandlerEnding.RELEASED] * 2
     assert isinstance(ends[-1].error, CircuitOpen)
     assert len(bench.letters) == 2
 
@@ -119,15 +121,18 @@ def test_a_start_is_marked_while_the_handler_runs(on_postgres: Bench, is_async: 
 
 
 def test_a_handler_that_takes_its_time_is_not_taken_for_a_crash(on_postgres: Bench) -> None:
-    """Signs of life go on while it runs."""
-    consumer = on_postgres.consumer(takeover_seconds=0.3)
-    other = Ledger(on_postgres.engine, owner_seconds=0.3)
-    greeted = consumer._books.ledger._seen  # type: ignore[union-attr]
+    """Signs of life go on while it runs, and each lasts for `takeover_seconds` from then on."""
+    consumer = on_postgres.consumer(takeover_seconds=3.0)
+
+    def alive_until() -> float:
+        with on_postgres.engine.connect() as db:
+            mine = select(owner.c.until).where(owner.c.owner == consumer.owner)
+            return db.execute(mine).scalar_one()
 
     def slow(order: str) -> None:
-        first = greeted[consumer.owner]
-        until(lambda: greeted[consumer.owner] > first + 0.4, "it outlives what it is given")
-        assert other.orphans() == []
+        first = alive_until()
+        until(lambda: alive_until() > first + 2.0, "two signs of life")
+        assert AttemptLog(on_postgres.engine).orphans() == []
 
     consumer.on("orders")(slow)
     assert consumer.handler("orders").handle(Message.new("orders", b"x")).acknowledge
@@ -143,12 +148,14 @@ def test_a_message_that_ended_its_process_too_often_is_dead_lettered(bench: Benc
     def handle(order: str) -> None:
         raise AssertionError("it must not run")
 
-    ledger = Ledger(bench.engine, owner_seconds=0.01)
+    ledger = AttemptLog(bench.engine, owner_seconds=0.01)
     name = consumer._routes["orders"].consumer
     for process in ("first", "second"):
         ledger.starting(name, [message.id], process)
         until(lambda: bool(ledger.orphans()), "the process is dead")
-    assert consumer.handler("orders").handle(message).ending is Ending.DEAD_LETTERED
+    outcome = consumer.handler("orders").handle(message)
+    assert outcome.ending is HandlerEnding.DEAD_LETTERED
+    assert type(outcome.error).__name__ == "ProcessKilled"
     assert "ProcessKilled" in bench.letters[0].error_type
     assert consumer.tally.crashed == 1
 
@@ -166,17 +173,17 @@ def test_an_outage_after_many_good_calls_gives_messages_back(bench: Bench) -> No
         if down or order == "bad":
             raise ConnectionError("no gateway")
 
-    def ending(payload: bytes) -> Ending:
+    def ending(payload: bytes) -> HandlerEnding:
         return consumer.handler("orders").handle(Message.new("orders", payload)).ending
 
-    assert {ending(b"good") for _ in range(20)} == {Ending.HANDLED}
+    assert {ending(b"good") for _ in range(20)} == {HandlerEnding.HANDLED}
     down.append("the gateway")
-    assert {ending(b"late") for _ in range(5)} == {Ending.RELEASED}
+    assert {ending(b"late") for _ in range(5)} == {HandlerEnding.RELEASED}
     down.clear()
     bad = Message.new("orders", b"bad")
     endings = []
     for _ in range(3):
         endings.append(consumer.handler("orders").handle(bad).ending)
-        assert ending(b"good") is Ending.HANDLED
-    assert endings == [Ending.RELEASED, Ending.RELEASED, Ending.DEAD_LETTERED]
+        assert ending(b"good") is HandlerEnding.HANDLED
+    assert endings == [HandlerEnding.RELEASED, HandlerEnding.RELEASED, HandlerEnding.DEAD_LETTERED]
     assert bench.attempts == []

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, func, select
 from sqlalchemy.exc import OperationalError
 
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
 from holdfast.outbox.schema import SHARDS, parked, shard
 from holdfast.outbox.schema import relay as relays

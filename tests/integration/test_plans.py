@@ -19,10 +19,11 @@ from sqlalchemy import event, func, insert, literal, literal_column, select, tex
 from holdfast import Message, PoisonMessage, Transient
 from holdfast.brokers import connect
 from holdfast.consumer import Attempt, Consumer  # noqa: TC001 - handlers ask by annotation
-from holdfast.consumer.schema import held, held_key
-from holdfast.database import open_database
+from holdfast.consumer.parking.store import ParkedKey, ParkedMessages
+from holdfast.consumer.schema import create_tables, held, held_key
+from holdfast.db.engine import open_database
 from holdfast.dlq import dead_letter
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import message as letters
 from holdfast.idempotency import idempotent
 from holdfast.idempotency.schema import attempt as attempts
 from holdfast.idempotency.schema import inbox, start
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sqlalchemy import Table
-    from sqlalchemy.engine import Engine
+    from sqlalchemy.engine import Connection, Engine
 
     from tests.servers import MariaDB, Postgres
 
@@ -137,6 +138,12 @@ def _rows_read(db: Any) -> int:
     with db.connection.driver_connection.cursor() as cursor:
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         return sum(int(count) for _, count in cursor.fetchall())
+
+
+def _most(plan: dict[str, Any]) -> int:
+    """Return the most rows that one step of *plan* looked at."""
+    counts = ("Actual Rows", "Rows Removed by Filter")
+    return max(sum(node.get(count, 0) for count in counts) for node in _nodes(plan["Plan"]))
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -307,3 +314,37 @@ def test_a_relay_compares_no_list_with_every_row_of_a_fresh_outbox(
     assert not plans.bad(), "\n".join(plans.bad())
     assert plans.seen()[f"DELETE {events.name}"]
     assert plans.seen()[f"SELECT {events.name}"]
+
+
+def test_a_look_at_one_held_key_reads_no_other_key_of_the_group(
+    postgres: Postgres, mode: str
+) -> None:
+    """Also by a plan that was made when nothing was held; the index of what is due tempts to it."""
+    engine = open_database(postgres.database(f"plans_held_{mode}"))
+    create_tables(engine)
+    never_analysed(engine)
+    plans = Plans()
+    plans.watch(engine, mode)
+    engine.dispose()
+    parked, key = ParkedMessages("g"), ParkedKey("orders", "0" * 64)
+
+    def look(db: Connection) -> None:
+        parked.among(db, "orders", [key.key_hash])
+        parked.held_by(db, key)
+        parked.hold(db, key, dlq_id="d", note="")
+        parked.release(db, key)
+        parked.let_go(db, key)
+
+    with engine.connect() as db:
+        look(db)
+        db.commit()
+        fill(engine, held_key, grp="g", topic="orders", key_hash=_hash("k"), due=0.0, parked=1,
+             since=0.0, until=0.0)  # fmt: skip
+        plans.is_listening = True
+        look(db)
+        db.commit()
+        plans.is_listening = False
+    engine.dispose()
+    asked = [plan for plan in plans.found if "holdfast_held_key" in plan["Query Text"]]
+    assert len(asked) >= 5
+    assert [plan["Query Text"] for plan in asked if _most(plan) > 10] == []

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.outbox.endpoint import Endpoint
-from holdfast.outbox.probe_server import MOST_CLIENTS, SECONDS, ProbeServer
-from holdfast.outbox.probes import Verdict
+from holdfast.health import MOST_CLIENTS, SECONDS, Endpoint, Exposition, ProbeResult, ProbeServer
 from holdfast.testing import VirtualClock, wait_until
 
 if TYPE_CHECKING:
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
 def serving(metrics: Callable[[], bytes] = lambda: b"up 1\n") -> Iterator[tuple[str, int]]:
     """Serve, and yield where."""
     page = Endpoint(
-        "127.0.0.1:0", alive=lambda: Verdict(True, "stepping"), metrics=metrics,
-        ready=lambda: Verdict(False, "starting"),
+        "127.0.0.1:0", alive=lambda: ProbeResult(True, "stepping"),
+        metrics=lambda accept: Exposition(accept or "text/plain", metrics()),
+        ready=lambda: ProbeResult(False, "starting"),
     )  # fmt: skip
     page.start()
     host, _, port = page.address.rpartition(":")
@@ -35,14 +34,42 @@ def serving(metrics: Callable[[], bytes] = lambda: b"up 1\n") -> Iterator[tuple[
         page.stop()
 
 
-def asked(where: tuple[str, int], path: str, method: str = "GET") -> tuple[int, bytes]:
+def asked(
+    where: tuple[str, int], path: str, method: str = "GET", accept: str = "*/*"
+) -> tuple[int, bytes]:
     """Return status and body of a page."""
     connection = http.client.HTTPConnection(*where, timeout=30)
-    connection.request(method, path)
+    connection.request(method, path, headers={"Accept": accept})
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()
     return found
+
+
+def test_metrics_are_told_in_a_format_that_is_asked_for() -> None:
+    """However the header is spelled, and however many times it comes."""
+
+    def told(accept: str) -> Exposition:
+        return Exposition("text/x-told", accept.encode())
+
+    page = Endpoint("127.0.0.1:0", alive=lambda: ProbeResult(True, ""), metrics=told,
+                    ready=lambda: ProbeResult(True, ""))  # fmt: skip
+    page.start()
+    try:
+        host, _, port = page.address.rpartition(":")
+        where = host, int(port)
+        assert asked(where, "/metrics", accept="text/plain;q=0.5") == (200, b"text/plain;q=0.5")
+        with socket.create_connection(where) as one:
+            one.settimeout(30)
+            one.sendall(b"GET /metrics HTTP/1.1\r\nACCEPT:a/b\r\nHost: x\r\naccept: c/d\r\n\r\n")
+            got = b""
+            while part := one.recv(4096):
+                got += part
+        assert b"Content-Type: text/x-told\r\n" in got
+        assert got.endswith(b"\r\n\r\na/b,c/d")
+        assert asked(where, "/metrics", "HEAD") == (200, b"")
+    finally:
+        page.stop()
 
 
 def threads() -> int:
@@ -95,17 +122,17 @@ def test_a_client_that_never_ends_is_cut_off_at_its_deadline() -> None:
     where = listening.getsockname()
     large = b"x" * 50_000_000
     server = ProbeServer(
-        listening, lambda _: (HTTPStatus.OK, "text/plain", large), quick=frozenset(), clock=clock
+        listening, lambda *_: (HTTPStatus.OK, "text/plain", large), quick=frozenset(), clock=clock
     )
     server.start()
     with socket.create_connection(where) as dribbling, socket.create_connection(where) as deaf:
         dribbling.sendall(b"G")
         deaf.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        wait_until(lambda: len(server._clients) == 2, deadline=30, what="both are connected")
-        wait_until(lambda: any(one.written for one in server._clients.values()), deadline=30,
+        wait_until(lambda: len(server._clients) == 2, deadline=90, what="both are connected")
+        wait_until(lambda: any(one.written for one in server._clients.values()), deadline=90,
                    what="the answer is under way")  # fmt: skip
         clock.advance(SECONDS + 1)
-        wait_until(lambda: not server._clients, deadline=30, what="both are cut off")
+        wait_until(lambda: not server._clients, deadline=90, what="both are cut off")
         dribbling.settimeout(30)
         assert dribbling.recv(1) == b""
     server.stop()

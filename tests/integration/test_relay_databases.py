@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,20 +14,22 @@ from sqlalchemy.exc import InternalError, OperationalError
 from holdfast import ConfigurationError
 from holdfast.backoff import Backoff
 from holdfast.brokers import connect
-from holdfast.cli.failures import EXIT_DOWN, exit_code
-from holdfast.cli.sidecar import RelaySettings, Sidecar
-from holdfast.database import open_database
+from holdfast.cli.exits import EXIT_DOWN
+from holdfast.cli.failures import exit_code
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.db.errors import outage
 from holdfast.errors import DependencyDown
 from holdfast.outbox import Event, LeaseEngine, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.audit import Warrant
-from holdfast.outbox.backlog import Backlog
-from holdfast.outbox.leases import LeaseLost, Leases
-from holdfast.outbox.outages import is_outage
-from holdfast.outbox.parked_keys import ParkedKeys, Selection
-from holdfast.outbox.wal.stream import replication_connection
+from holdfast.outbox.parked import ParkedKeys, ParkedSelection
+from holdfast.outbox.relay.leases import Leases, ShardLeaseLost
+from holdfast.outbox.relay.monitoring import Backlog
+from holdfast.outbox.relay.service import RelayService, RelaySettings
+from holdfast.outbox.wal.protocol import replication_connection
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
@@ -43,20 +46,29 @@ def test_a_database_that_became_read_only_is_waited_for(postgres: Postgres) -> N
     broker.create_topic("t")
     relay = Relay(LeaseEngine(engine, broker.sink(), terms=LeaseTerms(seconds=1)),
                   backoff=Backoff(first=0.01, ceiling=0.1))  # fmt: skip
+    with _at_work(relay):
+        wait_until(lambda: relay.health.last_step > 0, what="the relay is at work")
+        _read_only(engine, "on")
+        wait_until(lambda: "read-only" in str(relay.health.outage), what="the relay waits")
+        wait_until(lambda: relay.health.failures >= 3, what="the relay waits on")
+        _read_only(engine, "off")
+        wait_until(lambda: relay.health.outage is None, what="the relay goes on")
+        with engine.begin() as db:
+            Outbox().add(db, {}, topic="t")
+        wait_until(lambda: relay.health.published == 1, what="the event was published")
+    engine.dispose()
+
+
+@contextmanager
+def _at_work(relay: Relay) -> Iterator[threading.Thread]:
+    """Run *relay* in a thread, which has ended when this is left, however it is left."""
     thread = threading.Thread(target=relay.run)
     thread.start()
-    wait_until(lambda: relay.health.last_step > 0, what="the relay is at work")
-    _read_only(engine, "on")
-    wait_until(lambda: relay.health.failures >= 3, what="the relay waits")
-    assert "read-only" in str(relay.health.outage)
-    _read_only(engine, "off")
-    wait_until(lambda: relay.health.outage is None, what="the relay goes on")
-    with engine.begin() as db:
-        Outbox().add(db, {}, topic="t")
-    wait_until(lambda: relay.health.published == 1, what="the event was published")
-    relay.stop()
-    thread.join(30)
-    engine.dispose()
+    try:
+        yield thread
+    finally:
+        relay.stop()
+        thread.join(90)
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
@@ -72,19 +84,16 @@ def test_connections_that_die_at_any_moment_are_waited_out(
     broker.create_topic("t")
     relay = Relay(LeaseEngine(engine, broker.sink(), terms=LeaseTerms(seconds=1)),
                   backoff=Backoff(first=0.01, ceiling=0.1))  # fmt: skip
-    thread = threading.Thread(target=relay.run)
-    thread.start()
-    for n in range(1, 31):
-        _kill_connections(other)
-        with other.begin() as db:
-            Outbox().add(db, {}, topic="t")
-        wait_until(
-            lambda n=n: relay.health.published >= n or not thread.is_alive(),
-            what=f"event {n} is published",
-        )
-        assert thread.is_alive()
-    relay.stop()
-    thread.join(30)
+    with _at_work(relay) as thread:
+        for n in range(1, 31):
+            _kill_connections(other)
+            with other.begin() as db:
+                Outbox().add(db, {}, topic="t")
+            wait_until(
+                lambda n=n: relay.health.published >= n or not thread.is_alive(),
+                what=f"event {n} is published",
+            )
+            assert thread.is_alive()
     engine.dispose()
     other.dispose()
 
@@ -111,12 +120,16 @@ def _kill_connections(engine: Engine) -> None:
 
 
 def _read_only(engine: Engine, state: str) -> None:
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as db:
+    # Not from the relay's own pool: what is set here would stay with the connection.
+    url = engine.url.render_as_string(hide_password=False)
+    own = open_database(url, isolation_level="AUTOCOMMIT")
+    with own.connect() as db:
         db.execute(text("SET default_transaction_read_only = off"))
         name = db.execute(text("SELECT current_database()")).scalar_one()
         db.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = {state}"))
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
         db.execute(text(f"{others} AND pid <> pg_backend_pid()"), {"name": name})
+    own.dispose()
 
 
 class _Driver(Exception):
@@ -141,13 +154,13 @@ class _Driver(Exception):
 )
 def test_only_what_passes_by_itself_is_an_outage(error: _Driver, *, passes: bool) -> None:
     """A full disk, a restart, a failover; not a missing table or privilege."""
-    assert is_outage(InternalError("SELECT 1", {}, error)) is passes
+    assert outage(InternalError("SELECT 1", {}, error)).passes is passes
 
 
 @pytest.mark.parametrize("number", [1142, 1143, 1146])
 def test_what_mysql_drivers_call_operational_may_be_wrong_settings(number: int) -> None:
     """Missing privileges and tables do not pass by themselves."""
-    assert not is_outage(OperationalError("SELECT 1", {}, _Driver(None, number)))
+    assert not outage(OperationalError("SELECT 1", {}, _Driver(None, number))).passes
 
 
 def test_missing_privileges_end_the_relay_with_the_grant(postgres: Postgres) -> None:
@@ -181,13 +194,13 @@ def _work_as(clerk: Engine) -> None:
     """Do all that a relay and an operator do: delayed events, a refusal, a release."""
     small, large = connect("memory:?max_message=2000"), connect("memory:")
     assert Relay(LeaseEngine(clerk, small.sink())).run_once() == 1
-    ParkedKeys(clerk).release(Selection(topic="t"), Warrant(actor="ada", reason="OPS-1"))
+    ParkedKeys(clerk).release(ParkedSelection(topic="t"), Operator(actor="ada", reason="OPS-1"))
     assert Relay(LeaseEngine(clerk, large.sink())).run_once() == 1
 
 
 def test_what_may_pass_later_is_no_mistake_in_the_command() -> None:
     """Exit code 3, so that a supervisor tries again; 2 would keep the relay down."""
-    assert exit_code(LeaseLost()) == EXIT_DOWN
+    assert exit_code(ShardLeaseLost()) == EXIT_DOWN
 
 
 def _shop(tmp_path: Path, held: float) -> RelaySettings:
@@ -207,13 +220,30 @@ def _shop(tmp_path: Path, held: float) -> RelaySettings:
 
 def test_once_takes_over_from_a_relay_that_died(tmp_path: Path) -> None:
     """It waits for the lease to end instead of saying that nothing was there."""
-    assert Sidecar(_shop(tmp_path, held=1)).run_once() == 1
+    with RelayService(_shop(tmp_path, held=1)) as service:
+        assert service.run_once().published == 1
 
 
 def test_once_says_when_others_hold_what_waits(tmp_path: Path) -> None:
     """A cron job must not report success while events wait."""
-    with pytest.raises(DependencyDown, match="1 events wait in shards that other relays hold"):
-        Sidecar(_shop(tmp_path, held=600)).run_once()
+    with (
+        RelayService(_shop(tmp_path, held=600)) as service,
+        pytest.raises(DependencyDown, match="1 events wait in shards that other relays hold"),
+    ):
+        service.run_once()
+
+
+def test_a_program_runs_a_relay_as_a_service_and_ends_it(tmp_path: Path) -> None:
+    """With probes and metrics, and without the command line."""
+    settings = replace(_shop(tmp_path, held=0.01), http="127.0.0.1:0")
+    with RelayService(settings) as service:
+        running = threading.Thread(target=service.run)
+        running.start()
+        wait_until(lambda: service.relay.health.published == 1, what="it publishes")
+        service.stop()
+        running.join(90)
+        assert not running.is_alive()
+        assert service.waiting() == 0
 
 
 def _pooled(engine: Engine) -> Engine:

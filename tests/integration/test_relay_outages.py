@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.ids import new_id
 from holdfast.outbox import LeaseEngine, LeaseTerms
 from holdfast.outbox.wal import WalEngine

@@ -14,36 +14,35 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, s
 from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
 from holdfast.clock import SystemClock
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.audit import Warrant, entries, verify
+from holdfast.db.audit import Operator, entries, verify
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.letter import Governance
 from holdfast.dlq.replay import (
     EndingKind,
-    Marks,
     Plans,
-    Policy,
     Rate,
+    ReplayHeaders,
+    ReplayOptions,
     Selection,
     Sender,
-    Terms,
+    StopPolicy,
     confirmed,
     freeze,
     is_for,
     original,
 )
 from holdfast.dlq.replay.dry_run import dry_run
-from holdfast.dlq.replay.edit import Edit
-from holdfast.dlq.replay.edits import Edits
-from holdfast.dlq.replay.lease import Fenced, Lease, TakenPlan
+from holdfast.dlq.replay.edits import Edits, LetterEdit
+from holdfast.dlq.replay.lease import Fenced, PlanLease, TakenPlan
+from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.replay.state import ItemState, NotNow, PlanState
-from holdfast.dlq.replay.surveying import AlreadyClaimed, NothingToReplay, survey
-from holdfast.dlq.rows import Envelope
-from holdfast.dlq.schema import message as letters
-from holdfast.dlq.schema import overtaken
+from holdfast.dlq.replay.survey import AlreadyClaimed, NothingToReplay, survey
+from holdfast.dlq.store.rows import LetterEnvelope
+from holdfast.dlq.store.schema import message as letters
+from holdfast.dlq.store.schema import overtaken
 from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
@@ -56,13 +55,13 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay.plan import Plan, Tally
+    from holdfast.dlq.replay.plan import PlanCounts, ReplayPlan
     from holdfast.ports import Broker
 
-ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
-BOB = Warrant(actor="bob", reason="looks right")
+ADA = Operator(actor="ada", reason="fixed in 1.4.2")
+BOB = Operator(actor="bob", reason="looks right")
 FAST = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
-QUICK = Policy(canary=3, ramp=(0.5,), patience=30)
+QUICK = StopPolicy(canary=3, ramp=(0.5,), patience=30)
 
 effects_metadata = MetaData()
 effects = Table(
@@ -82,7 +81,7 @@ class Group:
         self.engine = engine
         self.broker = broker
         self.name = name
-        self.home = StoreHome(engine)
+        self.home = DeadLetterStore(engine)
         self.seen: list[Message] = []
         self.broken: Callable[[Message], bool] = lambda _: False
 
@@ -154,10 +153,14 @@ class Shop:
             )  # fmt: skip
         self.billing.home.put_all(batch)
 
-    def freeze(self, terms: Terms | None = None, warrant: Warrant = ADA, **selection: Any) -> Any:
+    def freeze(
+        self, terms: ReplayOptions | None = None, operator: Operator = ADA, **selection: Any
+    ) -> Any:
         """Make a plan for everything of billing."""
         chosen = selection or {"consumer_group": "billing"}
-        return freeze(self.engine, Selection(**chosen), terms or Terms(policy=QUICK), warrant).plan
+        return freeze(
+            self.engine, Selection(**chosen), terms or ReplayOptions(policy=QUICK), operator
+        ).plan
 
     def send(self, plan_id: str, pace: Pace = FAST) -> Any:
         """Send a plan to its end."""
@@ -293,8 +296,8 @@ def test_a_message_that_fails_again_holds_back_the_later_ones_of_its_key(small: 
     """Other keys go on."""
     small.fail(30, keys=3)
     small.billing.broken = lambda m: m.id == "m-00012"
-    policy = Policy(canary=3, ramp=(13 / 31,), failure_ratio=0.9)  # a gate right behind it
-    plan = small.freeze(Terms(policy=policy))
+    policy = StopPolicy(canary=3, ramp=(13 / 31,), failure_ratio=0.9)  # a gate right behind it
+    plan = small.freeze(ReplayOptions(policy=policy))
     with small.billing.running("orders.billing.replay"):
         ending = small.send(plan.id, Pace(batch=3, lease_seconds=2, poll_seconds=0.02))
     assert ending.kind is EndingKind.PARTLY
@@ -308,7 +311,7 @@ def test_a_slow_plan_stops_as_soon_as_a_fast_one(small: Shop, ratio: float, pass
     small.fail(30, keys=30)
     clock, source, handled = VirtualClock(auto=True), [], [0]
 
-    def consume(plan: Plan, _: Tally) -> None:
+    def consume(plan: ReplayPlan, _: PlanCounts) -> None:
         """Be the consumer, whose handler breaks after the first few."""
         if plan.sent and not source:
             source.append(small.broker.source(["orders.billing.replay"], group="billing"))
@@ -318,8 +321,8 @@ def test_a_slow_plan_stops_as_soon_as_a_fast_one(small: Shop, ratio: float, pass
             handled[0] += 1
             source[0].accept([delivery])
 
-    policy = Policy(canary=1, ramp=(), failure_ratio=ratio)
-    plan = small.freeze(Terms(policy=policy, rate=Rate.parse("15/m")))
+    policy = StopPolicy(canary=1, ramp=(), failure_ratio=ratio)
+    plan = small.freeze(ReplayOptions(policy=policy, rate=Rate.parse("15/m")))
     ending = Sender(small.engine, small.broker, clock=clock, observe=consume).run(plan.id)
     source[0].close()
     assert ending.kind is EndingKind.STOPPED
@@ -332,12 +335,12 @@ def test_two_operators_never_send_one_message_twice(shop: Shop) -> None:
     shop.fail(20)
     first = shop.freeze()
     with pytest.raises(AlreadyClaimed, match=first.id[-8:]):
-        shop.freeze(warrant=BOB)
+        shop.freeze(operator=BOB)
     shop.fail(5, start=20, keys=1000)  # of other keys: these need not wait for the first plan
-    second = shop.freeze(warrant=BOB)
+    second = shop.freeze(operator=BOB)
     assert (first.total, second.total) == (20, 5)
     shop.plans.abort(first, ADA)
-    assert shop.freeze(warrant=BOB).total == 20
+    assert shop.freeze(operator=BOB).total == 20
 
 
 def test_operators_who_freeze_at_the_same_moment_share_the_messages(shop: Shop) -> None:
@@ -379,22 +382,22 @@ def test_a_vanished_group_is_named(small: Shop) -> None:
     with pytest.raises(NothingToReplay, match="holdfast dlq groups"):
         small.freeze(groups=("gone",))
     with pytest.raises(ConfigurationError, match="nothing is selected"):
-        freeze(small.engine, Selection(), Terms(), ADA)
+        freeze(small.engine, Selection(), ReplayOptions(), ADA)
 
 
 def test_a_sender_that_lost_its_plan_writes_nothing_more(shop: Shop) -> None:
     """The epoch fences it, even while its own lease seems to last."""
     shop.fail(5)
     plan = shop.freeze()
-    zombie = Lease.take(shop.engine, plan.id, seconds=0.2)
-    successor = Lease.take(shop.engine, plan.id, seconds=30)
+    zombie = PlanLease.take(shop.engine, plan.id, seconds=0.2)
+    successor = PlanLease.take(shop.engine, plan.id, seconds=30)
     with shop.engine.begin() as db, pytest.raises(Fenced):
         zombie.mark(db, sent=5)
     with shop.engine.begin() as db:
         assert successor.mark(db, sent=1)
     zombie.release()
     with pytest.raises(TakenPlan, match="being sent by"):
-        Lease.take(shop.engine, plan.id, seconds=0.2)
+        PlanLease.take(shop.engine, plan.id, seconds=0.2)
     assert shop.plans.find(plan.id).sent == 1
 
 
@@ -404,7 +407,7 @@ def test_a_crash_around_a_publish_loses_nothing_and_doubles_no_effect(
 ) -> None:
     """Whether or not the broker took the batch; what is confirmed is not sent again at all."""
     shop.fail(40)
-    plan = shop.freeze(Terms(policy=Policy(canary=0, ramp=())))
+    plan = shop.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=())))
 
     class Cut:
         """A broker whose sender dies right after the second batch was taken."""
@@ -420,6 +423,8 @@ def test_a_crash_around_a_publish_loses_nothing_and_doubles_no_effect(
             inner, outer = self._broker.sink(), self
 
             class Sink:
+                caps = inner.caps
+
                 def publish(self, messages: Any) -> Any:
                     outer.batches += 1
                     if outer.batches == 1:
@@ -447,7 +452,7 @@ def test_a_crash_around_a_publish_loses_nothing_and_doubles_no_effect(
 def test_an_operator_elsewhere_pauses_and_aborts_a_running_plan(small: Shop) -> None:
     """The sender ends after the batch in hand; a pause can be resumed."""
     small.fail(60)
-    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=()), rate=Rate.parse("40/s")))
+    plan = small.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=()), rate=Rate.parse("2/s")))
     endings: list[Any] = []
 
     def send() -> None:
@@ -485,8 +490,8 @@ def test_a_newer_event_that_was_handled_holds_the_older_ones_of_its_key(shop: Sh
     assert plan.total == 3
     assert shop.items(plan.id) == {"claimed": 3, "held": 2}
     shop.plans.abort(plan, ADA)
-    policy = Policy(canary=3, commutative=True)
-    assert shop.freeze(Terms(policy=policy)).total == 5
+    policy = StopPolicy(canary=3, commutative=True)
+    assert shop.freeze(ReplayOptions(policy=policy)).total == 5
 
 
 def test_a_message_replayed_too_often_is_parked(small: Shop) -> None:
@@ -513,11 +518,11 @@ def test_a_message_replayed_too_often_is_parked(small: Shop) -> None:
 def test_a_large_plan_waits_for_somebody_else(small: Shop) -> None:
     """Not for the one who made it."""
     small.fail(10)
-    plan = small.freeze(Terms(policy=QUICK, approve_above=9))
+    plan = small.freeze(ReplayOptions(policy=QUICK, approve_above=9))
     with pytest.raises(NotNow, match="approv"):
         small.send(plan.id)
     with pytest.raises(NotNow, match="somebody else"):
-        small.plans.approve(plan, Warrant(actor=" ADA", reason="trust me"))
+        small.plans.approve(plan, Operator(actor=" ADA", reason="trust me"))
     approved = small.plans.approve(plan, BOB)
     assert approved.approved_by == "bob"
     with small.billing.running("orders.billing.replay"):
@@ -528,12 +533,12 @@ def test_a_shared_topic_is_used_only_when_asked_for_and_skipped_by_others(small:
     """The marks name the one group that handles it."""
     small.fail(5)
     shipping = Group(small.engine, small.broker, "shipping")
-    plan = small.freeze(Terms(policy=QUICK, to_topic="shared"))
+    plan = small.freeze(ReplayOptions(policy=QUICK, to_topic="shared"))
     with small.billing.running("orders"), shipping.running("orders"):
         assert small.send(plan.id).kind is EndingKind.CONFIRMED
     assert len(small.billing.seen) == 5
     assert shipping.seen == []
-    marks = Marks.of(small.billing.seen[0].headers)
+    marks = ReplayHeaders.of(small.billing.seen[0].headers)
     assert marks is not None
     assert (marks.group, marks.plan, marks.topic, marks.count) == ("billing", plan.id, "orders", 1)
 
@@ -541,7 +546,7 @@ def test_a_shared_topic_is_used_only_when_asked_for_and_skipped_by_others(small:
 def test_a_target_topic_that_is_missing_is_named_and_nothing_is_sent(small: Shop) -> None:
     """The plan can be resumed once it is there."""
     small.fail(5)
-    plan = small.freeze(Terms(policy=QUICK, to_topic="nowhere"))
+    plan = small.freeze(ReplayOptions(policy=QUICK, to_topic="nowhere"))
     with pytest.raises(UnknownTopic, match="nowhere"):
         small.send(plan.id)
     assert small.plans.find(plan.id).sent == 0
@@ -550,7 +555,7 @@ def test_a_target_topic_that_is_missing_is_named_and_nothing_is_sent(small: Shop
 def test_a_canary_that_nobody_confirms_stops_the_plan(small: Shop) -> None:
     """With the hint to look at the consumer."""
     small.fail(20)
-    plan = small.freeze(Terms(policy=Policy(canary=3, patience=0.3)))
+    plan = small.freeze(ReplayOptions(policy=StopPolicy(canary=3, patience=0.3)))
     ending = small.send(plan.id)
     assert ending.kind is EndingKind.STOPPED
     assert "consumer" in ending.reason
@@ -560,7 +565,7 @@ def test_a_canary_that_nobody_confirms_stops_the_plan(small: Shop) -> None:
 def test_a_broker_that_is_away_for_a_moment_is_waited_for(small: Shop) -> None:
     """The same batch is published again; nothing is skipped."""
     small.fail(10)
-    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=())))
+    plan = small.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=())))
 
     class Flaky:
         def __init__(self, broker: Broker) -> None:
@@ -574,6 +579,8 @@ def test_a_broker_that_is_away_for_a_moment_is_waited_for(small: Shop) -> None:
             inner, outer = self._broker.sink(), self
 
             class Sink:
+                caps = inner.caps
+
                 def publish(self, messages: Any) -> Any:
                     if outer.refusals:
                         outer.refusals -= 1
@@ -607,7 +614,7 @@ def test_ids_may_be_shortened_as_long_as_they_are_clear(small: Shop) -> None:
 def test_an_unconfirmed_message_becomes_unknown_and_not_forgotten(small: Shop) -> None:
     """Its claim stays until somebody confirms, resends or aborts."""
     small.fail(4)
-    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=(), patience=0.2)))
+    plan = small.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.2)))
     ending = small.send(plan.id)
     assert ending.kind is EndingKind.UNCONFIRMED
     found = small.plans.find(plan.id)
@@ -634,6 +641,8 @@ class Broken:
         inner, outer = self._broker.sink(), self
 
         class Sink:
+            caps = inner.caps
+
             def publish(self, messages: Any) -> Any:
                 outer.tries += 1
                 if outer.tries == 1:
@@ -652,7 +661,7 @@ class Broken:
 def test_an_operator_is_heard_while_the_broker_is_away(small: Shop, act: str) -> None:
     """What was not sent by then is not sent when the broker is back."""
     small.fail(5)
-    plan = small.freeze(Terms(policy=Policy(canary=0, ramp=())))
+    plan = small.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=())))
     broker = Broken(small.broker, lambda: getattr(small.plans, act)(small.plans.find(plan.id), BOB))
     ending = Sender(small.engine, broker, pace=FAST).run(plan.id)  # type: ignore[arg-type]
     assert ending.kind is (EndingKind.PAUSED if act == "pause" else EndingKind.ABORTED)
@@ -712,7 +721,7 @@ def test_a_letter_that_is_closed_while_the_plan_is_made_is_left_out(
             return super().now()
 
     selection = Selection(consumer_group="billing")
-    frozen = freeze(engine, selection, Terms(policy=QUICK), ADA, clock=Closing())
+    frozen = freeze(engine, selection, ReplayOptions(policy=QUICK), ADA, clock=Closing())
     assert frozen.plan.total == 2
     assert shop.items(frozen.plan.id) == {"claimed": 2}
     assert shop.plans.latest() == [frozen.plan]
@@ -733,7 +742,7 @@ def test_the_followers_of_what_cannot_be_sent_are_held(shop: Shop) -> None:
         db.execute(update(letters).where(redacted).values(replayable=True, replay_count=3))
     found = _survey(shop, consumer_group="billing")
     assert [state for _, state, _ in found.aside] == ["parked", "held", "held"]
-    free = _survey(shop, Policy(commutative=True), consumer_group="billing")
+    free = _survey(shop, StopPolicy(commutative=True), consumer_group="billing")
     assert len(free.letters) == 3
 
 
@@ -752,7 +761,7 @@ def test_an_earlier_message_in_another_group_holds_the_later_one(shop: Shop) -> 
     found = _survey(shop, groups=(second,))
     assert found.letters == []
     assert f"pending in group {first[:8]}" in found.aside[0][2]
-    assert dry_run(shop.engine, found, Terms()).conflicts == 1
+    assert dry_run(shop.engine, found, ReplayOptions()).conflicts == 1
     assert len(_survey(shop, groups=(first, second)).letters) == 2
     shop.freeze(groups=(first,))
     assert _survey(shop, groups=(second,)).letters == []  # it is on its way, not handled yet
@@ -766,11 +775,11 @@ def test_an_edit_that_leaves_a_redacted_field_does_not_make_a_message_fit(small:
         db.execute(update(letters).values(**gone))
         dlq_id = db.execute(select(letters.c.dlq_id)).scalar_one()
     edits = Edits(small.engine)
-    edits.edit(dlq_id, Edit(headers=(("x-note", "seen"),)), ADA)
+    edits.edit(dlq_id, LetterEdit(headers=(("x-note", "seen"),)), ADA)
     found = _survey(small, consumer_group="billing")
     assert found.letters == []
     assert "redacted fields n" in found.aside[0][2]
-    edits.edit(dlq_id, Edit(payload=b'{"n":7}'), ADA)
+    edits.edit(dlq_id, LetterEdit(payload=b'{"n":7}'), ADA)
     assert len(_survey(small, consumer_group="billing").letters) == 1
     with small.engine.begin() as db:
         newer = _REDACTED.replace('"newer":null', '"newer":{"v":9}')
@@ -778,15 +787,15 @@ def test_an_edit_that_leaves_a_redacted_field_does_not_make_a_message_fit(small:
     assert "newer version" in _survey(small, consumer_group="billing").aside[0][2]
 
 
-def _survey(shop: Shop, policy: Policy = QUICK, **selection: Any) -> Any:
+def _survey(shop: Shop, policy: StopPolicy = QUICK, **selection: Any) -> Any:
     with shop.engine.connect() as db:
-        return survey(db, Selection(**selection), Terms(policy=policy))
+        return survey(db, Selection(**selection), ReplayOptions(policy=policy))
 
 
 def _redacted_envelope() -> str:
     message = Message.new("orders", b'{"n":1}', key="k0")
     letter = capture(message, _raised("x"), group="billing", handler="shop.bill")
-    envelope = Envelope(
+    envelope = LetterEnvelope(
         coordinates=letter.coordinates,
         culprit=letter.culprit,
         failure=letter.failure,
@@ -804,7 +813,7 @@ def test_a_replay_carries_the_id_and_the_type_of_its_message_whole(shop: Shop) -
     made = made.with_(type="t" * 250 + "\x00" + "u" * 50, correlation_id="c" * 400)
     letter = capture(made, _raised("bad total"), group="billing", handler="shop.bill")
     shop.billing.home.put(letter)
-    plan = shop.freeze(Terms(policy=Policy(canary=0, ramp=(), patience=0.1)))
+    plan = shop.freeze(ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.1)))
     assert shop.send(plan.id).kind is EndingKind.UNCONFIRMED
     source = shop.broker.source(["orders.billing.replay"], group="billing")
     (delivery,) = source.poll(10, 5.0)

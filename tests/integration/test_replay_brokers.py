@@ -13,12 +13,12 @@ from holdfast import Message, PoisonMessage
 from holdfast.brokers import connect
 from holdfast.brokers.rabbitmq.broker import RabbitBroker
 from holdfast.consumer import Consumer, create_tables
-from holdfast.database import open_database
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
 from holdfast.dlq import dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import EndingKind, Policy, Selection, Sender, Terms, freeze
+from holdfast.dlq.replay import EndingKind, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import message as letters
 from holdfast.headers import Headers
 from holdfast.idempotency import idempotent
 from tests.consuming import running, until
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.ports import Broker
 
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
-ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
+ADA = Operator(actor="ada", reason="fixed in 1.4.2")
 HEADERS = Headers([("x", b"\xff\x00"), ("x", "two"), ("plain", "text")])
 MESSAGES = 12
 
@@ -81,7 +81,7 @@ def test_every_broker_brings_the_messages_back_in_order(broker: Broker, engine: 
     with running(consumer):
         until(lambda: _count(engine, "pending") == MESSAGES, "all are dead letters")
         broken[0] = False
-        terms = Terms(policy=Policy(canary=2, ramp=(), patience=60))
+        terms = ReplayOptions(policy=StopPolicy(canary=2, ramp=(), patience=60))
         plan = freeze(engine, Selection(consumer_group="g"), terms, ADA).plan
         ending = Sender(engine, broker, pace=Pace(batch=5, poll_seconds=0.05)).run(plan.id)
     assert ending.kind is EndingKind.CONFIRMED

@@ -12,20 +12,19 @@ from sqlalchemy import select
 
 from holdfast import Message
 from holdfast.brokers import connect
-from holdfast.consumer import Consumer, Ending, create_tables
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, capture, dead_letter
+from holdfast.consumer import Consumer, HandlerEnding, create_tables
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, DeadLetterTopic, capture, dead_letter
 from holdfast.dlq import create_tables as create_store
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.collector import Collector
-from holdfast.dlq.replay import EndingKind, Policy, Selection, Sender, Terms, freeze
-from holdfast.dlq.replay.marks import Marks, replay_topic
+from holdfast.dlq.replay import EndingKind, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.outcomes import confirmed
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import message as letters
+from holdfast.dlq.topic.collector import Collector
 from holdfast.errors import BrokerDown
-from holdfast.headers import Headers
+from holdfast.headers import Headers, ReplayHeaders, replay_topic
 from tests.consuming import running, until
 from tests.dead_letters import emptied, letter, opened
 
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
 
     from holdfast.ports import Broker
 
-ADA = Warrant(actor="ada", reason="fixed")
+ADA = Operator(actor="ada", reason="fixed")
 FAST = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
-CAREFUL = Policy(canary=1, ramp=(), patience=60)
+CAREFUL = StopPolicy(canary=1, ramp=(), patience=60)
 TOPIC = "orders.billing.dlq"
 
 
@@ -57,7 +56,7 @@ class Ops:
     def collecting(self) -> Iterator[Collector]:
         """Collect in a thread of the test."""
         source = self.broker.source([TOPIC], group="collector")
-        collector = Collector(source, StoreHome(self.engine))
+        collector = Collector(source, DeadLetterStore(self.engine))
         thread = threading.Thread(target=collector.run)
         thread.start()
         try:
@@ -78,10 +77,10 @@ class Ops:
         with self.engine.connect() as db:
             return sorted(db.execute(select(letters.c.state)).scalars())
 
-    def replay(self, policy: Policy = CAREFUL) -> EndingKind:
+    def replay(self, policy: StopPolicy = CAREFUL) -> EndingKind:
         """Replay what the group failed at, and wait for its end."""
         plan = freeze(
-            self.engine, Selection(consumer_group="billing"), Terms(policy=policy), ADA
+            self.engine, Selection(consumer_group="billing"), ReplayOptions(policy=policy), ADA
         ).plan
         return Sender(self.engine, self.broker, pace=FAST).run(plan.id).kind
 
@@ -119,7 +118,7 @@ def billing(
     consumer = Consumer(broker, group="billing", database=database, quarantine=False, **options)
 
     @consumer.on("orders")
-    @dead_letter(TopicHome.on(broker))
+    @dead_letter(DeadLetterTopic.on(broker))
     def bill(order: str) -> None:
         if order in broken:
             raise ValueError("a bug")
@@ -164,7 +163,9 @@ def test_after_a_failure_elsewhere_the_later_replays_of_the_key_are_not_handled(
     broken, done = {"1", "2", "3"}, []
     ops.publish("1", "2", "3", key="sick")
     consumer = billing(ops.broker, database, broken, done)
-    at_once = Policy(canary=0, ramp=(), patience=60, failure_ratio=0.99, commutative=commutative)
+    at_once = StopPolicy(
+        canary=0, ramp=(), patience=60, failure_ratio=0.99, commutative=commutative
+    )
     with ops.collecting(), running(consumer):
         until(lambda: ops.states() == ["pending"] * 3, "all three collected")
         broken -= {"2", "3"}
@@ -183,15 +184,15 @@ def test_in_a_loop_of_ones_own_the_later_ones_of_a_failed_key_are_held_back(ops:
     consumer = billing(ops.broker, None, {"1"}, done := [])
     handler = consumer.handler("orders")
 
-    def ending(order: str, *, key: str = "k") -> Ending:
+    def ending(order: str, *, key: str = "k") -> HandlerEnding:
         message = Message.new("orders", order.encode(), key=key)
-        marks = Marks(group="billing", plan="p", dlq_id=f"d-{order}", topic="orders")
+        marks = ReplayHeaders(group="billing", plan="p", dlq_id=f"d-{order}", topic="orders")
         return handler.handle(message.with_(headers=marks.stamped(message.headers))).ending
 
-    assert ending("1") is Ending.DEAD_LETTERED
-    assert ending("2") is Ending.HELD_BACK
-    assert ending("3", key="other") is Ending.HANDLED
-    assert ending("1") is Ending.DEAD_LETTERED
+    assert ending("1") is HandlerEnding.DEAD_LETTERED
+    assert ending("2") is HandlerEnding.HELD_BACK
+    assert ending("3", key="other") is HandlerEnding.HANDLED
+    assert ending("1") is HandlerEnding.DEAD_LETTERED
     assert done == ["3"]
 
 
@@ -216,7 +217,7 @@ class Deaf:
 def replayed(payload: bytes) -> Message:
     """Return a message as a replay sends it."""
     message = Message.new(replay_topic("orders", "billing"), payload, key="k")
-    marks = Marks(group="billing", plan="p", dlq_id="d", topic="orders")
+    marks = ReplayHeaders(group="billing", plan="p", dlq_id="d", topic="orders")
     return message.with_(headers=marks.stamped(message.headers))
 
 
@@ -247,7 +248,7 @@ def test_a_loop_of_ones_own_confirms_as_well(ops: Ops) -> None:
     consumer = Consumer(ops.broker, group="billing")
     consumer.on("orders")(lambda order: None)
     with ops.collecting() as collector:
-        assert consumer.handler("orders").handle(replayed(b"1")).ending is Ending.HANDLED
+        assert consumer.handler("orders").handle(replayed(b"1")).ending is HandlerEnding.HANDLED
         until(lambda: collector.collected.unknown == 1, "the confirmation came")
 
 
@@ -289,10 +290,10 @@ def test_a_confirmation_of_what_no_plan_sent_closes_nothing(
     ops: Ops, store: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Anybody may write to a topic: it is logged and counted, and the collector goes on."""
-    StoreHome(store).put_all([letter(1), letter(2)])
+    DeadLetterStore(store).put_all([letter(1), letter(2)])
     ids = {"id-1": letter(1).dlq_id, "id-2": letter(2).dlq_id}
     chosen = Selection(dlq_ids=(ids["id-1"],))
-    plan = freeze(store, chosen, Terms(), ADA).plan.id
+    plan = freeze(store, chosen, ReplayOptions(), ADA).plan.id
     sink = ops.broker.sink()
     sink.publish([
         report("no-such-plan", ids["id-1"]),
@@ -302,7 +303,7 @@ def test_a_confirmation_of_what_no_plan_sent_closes_nothing(
         report("p" * 500, ids["id-1"]),
     ])  # fmt: skip
     source = ops.broker.source([TOPIC], group="reports")
-    collector = Collector(source, StoreHome(store))
+    collector = Collector(source, DeadLetterStore(store))
     collector.run(until_idle=True)
     assert (collector.collected.confirmed, collector.collected.unknown) == (0, 3)
     assert (collector.collected.stored, collector.collected.unreadable) == (2, 2)
@@ -325,14 +326,16 @@ def test_marks_that_no_plan_made_neither_confirm_nor_stop_a_consumer(
     store: Engine, plan: str
 ) -> None:
     """A message with forged marks is handled, or dead-lettered, as any other."""
-    StoreHome(store).put(letter(1))
+    DeadLetterStore(store).put(letter(1))
     marks = {"x-replay-group": "billing", "x-replay-plan": plan, "x-replay-topic": "orders",
              "x-replay-dlq-id": letter(1).dlq_id}  # fmt: skip
     forged = letter(1).message.with_(headers=Headers(marks))
     with store.begin() as db:
         assert confirmed(db, forged)
         assert db.execute(select(letters.c.state)).scalars().all() == ["pending"]
-    StoreHome(store).put(capture(forged, ValueError("x"), group="billing", handler="shop.bill"))
+    DeadLetterStore(store).put(
+        capture(forged, ValueError("x"), group="billing", handler="shop.bill")
+    )
     with store.connect() as db:
         assert db.execute(select(letters.c.occurrences)).scalars().all() == [2]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import Message, PoisonMessage
-from holdfast.consumer import Consumer, Ending
-from holdfast.dlq import StoreHome, capture, dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Plans, Policy, Selection, Sender, Terms, freeze
-from holdfast.dlq.replay.marks import Marks
+from holdfast.consumer import Consumer, HandlerEnding
+from holdfast.db.audit import Operator
+from holdfast.dlq import DeadLetterStore, capture, dead_letter
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, Sender, StopPolicy, freeze
+from holdfast.headers import ReplayHeaders
 from holdfast.idempotency import idempotent
 from tests.consuming import Bench, running, until
 from tests.dead_letters import failed
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from holdfast.dlq import DeadLetter
 
-ADA = Warrant(actor="ada", reason="fixed")
-AT_ONCE = Policy(canary=0, ramp=(), patience=0.1)
+ADA = Operator(actor="ada", reason="fixed")
+AT_ONCE = StopPolicy(canary=0, ramp=(), patience=0.1)
 
 
 @pytest.fixture(params=[True, False], ids=["with a database", "without a database"])
@@ -48,19 +48,19 @@ def marked(via: str, body: bytes, *, key: str = "k", **marks: Any) -> Message:
     """Return a message to the topic *via* that says it was replayed."""
     given = {"group": "g", "plan": "p", "dlq_id": "d", "topic": via, **marks}
     message = Message.new(via, body, key=key)
-    return message.with_(headers=Marks(**given).stamped(message.headers))
+    return message.with_(headers=ReplayHeaders(**given).stamped(message.headers))
 
 
 def letter_of(bench: Bench, message: Message, *, group: str = "g") -> DeadLetter:
     """Dead-letter *message* as the handler of *group* would have; return the letter."""
     made = capture(message, failed(ValueError("a bug")), group=group, handler="h")
-    StoreHome(bench.engine).put(made)
+    DeadLetterStore(bench.engine).put(made)
     return made
 
 
 def replayed(bench: Bench, *, group: str = "g", to_topic: str | None = None) -> Any:
     """Send the dead letters of *group* again, without waiting; return the plan."""
-    terms = Terms(policy=AT_ONCE, to_topic=to_topic)
+    terms = ReplayOptions(policy=AT_ONCE, to_topic=to_topic)
     plan = freeze(bench.engine, Selection(consumer_group=group), terms, ADA).plan
     Sender(bench.engine, bench.broker).run(plan.id)
     return plan
@@ -139,7 +139,7 @@ def test_marks_that_name_the_letter_of_another_message_are_not_believed(stored: 
         seen.append((order, message.is_replay))
 
     letter = letter_of(stored, Message.new("orders", b"bad", key="k"))
-    plan = freeze(stored.engine, Selection(consumer_group="g"), Terms(), ADA).plan
+    plan = freeze(stored.engine, Selection(consumer_group="g"), ReplayOptions(), ADA).plan
     stored.send(marked("orders", b"another", plan=plan.id, dlq_id=letter.dlq_id))
     with running(consumer):
         until(lambda: seen, "it was handled")
@@ -154,7 +154,7 @@ def test_a_real_replay_that_somebody_copies_to_another_topic_is_an_ordinary_mess
     stored.broker.create_topic("clicks")
     original = Message.new("orders", b"x", key="k")
     letter = letter_of(stored, original)
-    plan = freeze(stored.engine, Selection(consumer_group="g"), Terms(), ADA).plan
+    plan = freeze(stored.engine, Selection(consumer_group="g"), ReplayOptions(), ADA).plan
     copy = marked("clicks", b"x", topic="orders", plan=plan.id, dlq_id=letter.dlq_id)
     stored.send(copy.with_(id=original.id))
     consumer, seen = stored.consumer(), []
@@ -209,14 +209,14 @@ def test_a_loop_of_ones_own_believes_no_more(bench: Bench) -> None:
     consumer.on("orders")(seen.append)
     handler = consumer.handler("orders")
     forged = marked("orders", b"1", topic="payments", group="other")
-    assert handler.handle(forged).ending is Ending.HANDLED
+    assert handler.handle(forged).ending is HandlerEnding.HANDLED
     letter_of(bench, Message.new("orders", b"x", key="k"), group="other")
     replayed(bench, group="other", to_topic="shared")
     source = bench.broker.source(["orders"], group="own-loop")
     (delivery,) = source.poll(10, 5.0)
     source.close()
     outcome = handler.handle(delivery.message)
-    assert (outcome.ending, outcome.acknowledge) == (Ending.SKIPPED, True)
+    assert (outcome.ending, outcome.acknowledge) == (HandlerEnding.SKIPPED, True)
     assert seen == [1]
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import Message, PoisonMessage
-from holdfast.dlq import StoreHome, capture, dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Plans, Policy, Selection, Terms, freeze
+from holdfast.db.audit import Operator
+from holdfast.dlq import DeadLetterStore, capture, dead_letter
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, StopPolicy, freeze
 from holdfast.idempotency import idempotent
 from tests.consuming import Bench, running, until
 from tests.dead_letters import KINDS, failed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.consumer import Consumer
 
-ADA = Warrant(actor="ada", reason="fixed")
+ADA = Operator(actor="ada", reason="fixed")
 
 
 @pytest.fixture(params=KINDS)
@@ -73,7 +73,7 @@ def test_a_letter_is_closed_when_its_own_message_comes_again_and_is_handled(
     bench.send(message, other)
     with running(billing(bench, broken=True)):
         until(lambda: len(bench.letters) == 2, "both are dead letters")
-    claim = freeze(bench.engine, Selection(consumer_group="g"), Terms(), ADA).plan
+    claim = freeze(bench.engine, Selection(consumer_group="g"), ReplayOptions(), ADA).plan
     bench.send(message)
     with running(billing(bench, broken=False, batch=batch)):
         until(lambda: bench.effects == ["x"] and bench.lag == 0, "it was handled")
@@ -88,7 +88,7 @@ def test_a_letter_of_other_content_under_the_same_id_stays_open(small: Bench) ->
     conflict = capture(
         message.with_(payload=b"other"), failed(ValueError("conflict")), group="g", handler="orders"
     )
-    StoreHome(small.engine).put(conflict)
+    DeadLetterStore(small.engine).put(conflict)
     small.send(message)
     with running(billing(small, broken=False)):
         until(lambda: small.effects == ["x"], "it was handled")
@@ -110,7 +110,7 @@ class Desk:
         for days, key in ((1, "new"), (3, "old")):
             made = Message.new("orders", key.encode(), key=key, time=now - timedelta(days=days))
             letter = capture(made, failed(ValueError("x")), group="g", handler="orders")
-            StoreHome(bench.engine).put(letter)
+            DeadLetterStore(bench.engine).put(letter)
 
     def replay(self, *args: str) -> Any:
         """Run `holdfast dlq replay`; return what it says."""
@@ -146,11 +146,11 @@ def test_what_is_older_than_its_consumer_remembers_is_held_unless_told_otherwise
 def test_a_window_that_this_database_does_not_know_can_be_told(small: Bench) -> None:
     """Of consumers whose inbox is elsewhere; else nothing is held for its age."""
     made = Message.new("orders", b"x", key="k", time=datetime.now(UTC) - timedelta(days=3))
-    StoreHome(small.engine).put(
+    DeadLetterStore(small.engine).put(
         capture(made, failed(ValueError("x")), group="elsewhere", handler="h")
     )
     url = small.engine.url.render_as_string(hide_password=False)
-    ask = ("dlq", "replay", "--consumer", "elsewhere", "--dry-run", "--json", "--database", url)
+    ask = ("dlq", "replay", "--group", "elsewhere", "--dry-run", "--json", "--database", url)
     assert json.loads(shell(*ask).stdout)["count"] == 1
     told = json.loads(shell(*ask, "--dedup-window", "2d").stdout)
     assert (told["count"], told["beyond_window"]) == (0, 1)
@@ -159,6 +159,10 @@ def test_a_window_that_this_database_does_not_know_can_be_told(small: Bench) -> 
 def test_terms_without_a_memory_hold_nothing_for_its_age(small: Bench) -> None:
     """Programs that make plans say so themselves."""
     made = Message.new("orders", b"x", time=datetime.now(UTC) - timedelta(days=999))
-    StoreHome(small.engine).put(capture(made, failed(ValueError("x")), group="g", handler="orders"))
-    frozen = freeze(small.engine, Selection(consumer_group="g"), Terms(policy=Policy()), ADA)
+    DeadLetterStore(small.engine).put(
+        capture(made, failed(ValueError("x")), group="g", handler="orders")
+    )
+    frozen = freeze(
+        small.engine, Selection(consumer_group="g"), ReplayOptions(policy=StopPolicy()), ADA
+    )
     assert frozen.plan.total == 1

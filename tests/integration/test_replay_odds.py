@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, text, update
 
 from holdfast import Message
-from holdfast.consumer import Ending
-from holdfast.dlq import StoreHome, capture, dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import EndingKind, Policy, Selection, Sender, Terms, freeze
+from holdfast.consumer import HandlerEnding
+from holdfast.db.audit import Operator
+from holdfast.dlq import DeadLetterStore, capture, dead_letter
+from holdfast.dlq.replay import EndingKind, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.outcomes import confirm
 from holdfast.dlq.replay.schema import plan as plans
+from holdfast.dlq.store.schema import message as letters
 from holdfast.errors import InvalidMessage, Transient
 from holdfast.ports import Published
+from holdfast.retry import Backoff, retry
 from tests.consuming import Bench
 from tests.dead_letters import failed
 from tests.shell import shell
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq import DeadLetter
 
-ADA = Warrant(actor="ada", reason="fixed")
+ADA = Operator(actor="ada", reason="fixed")
 
 
 @pytest.fixture
@@ -45,13 +48,13 @@ def put(bench: Bench, *orders: str, correlation: str | None = None) -> list[Dead
         message = Message.new("orders", order.encode(), key=order)
         message = message.with_(correlation_id=correlation or order)
         made.append(capture(message, failed(ValueError("x")), group="g", handler="orders"))
-    StoreHome(bench.engine).put_all(made)
+    DeadLetterStore(bench.engine).put_all(made)
     return made
 
 
 def frozen(bench: Bench) -> Any:
     """Make a plan of all that waits for nobody."""
-    terms = Terms(policy=Policy(canary=0, ramp=(), patience=0.5))
+    terms = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.5))
     return freeze(bench.engine, Selection(consumer_group="g"), terms, ADA).plan
 
 
@@ -76,6 +79,8 @@ class Halting:
         real, poison = self._broker.sink(), self._poison
 
         class Sink:
+            caps = real.caps
+
             def publish(self, messages: Sequence[Message]) -> list[Published]:
                 if all(message.payload != poison for message in messages):
                     return list(real.publish(messages))
@@ -114,6 +119,17 @@ def test_letters_are_found_by_their_correlation(bench: Bench) -> None:
     shown = json.loads(dlq(bench, "show", "--correlation", "case-7", "--json").stdout)
     assert shown["letter"]["dlq_id"] == mine.dlq_id
     assert dlq(bench, "show", "--correlation", "case-8").returncode == 1
+    dry = dlq(bench, "replay", "--correlation", "case-7", "--dry-run", "--json").stdout
+    assert json.loads(dry)["count"] == 1
+
+
+def test_a_correlation_is_looked_up_by_its_index(bench: Bench) -> None:
+    """Among a million letters nobody waits for the one business case."""
+    wanted = select(letters.c.dlq_id).where(*Selection(correlation="case-7", state=None).where())
+    shown = str(wanted.compile(bench.engine, compile_kwargs={"literal_binds": True}))
+    with bench.engine.connect() as db:
+        steps = db.execute(text(f"EXPLAIN QUERY PLAN {shown}")).all()
+    assert [row.detail for row in steps if "holdfast_dlq_message_correlation" in row.detail]
 
 
 def test_a_letter_says_that_it_was_replayed_also_when_that_helped(bench: Bench) -> None:
@@ -133,21 +149,31 @@ def test_verify_says_by_its_exit_code_that_something_failed_again(bench: Bench) 
         db.execute(update(plans).values(state="running", sent=1))
     lineage = {"replay_id": plan.id, "replay_count": 1}
     again = capture(letter.message, failed(ValueError("x")), group="g", handler="orders")
-    StoreHome(bench.engine).put(_with(again, lineage))
+    DeadLetterStore(bench.engine).put(_with(again, lineage))
     assert dlq(bench, "verify", plan.id).returncode == 7
 
 
-def test_a_dead_lettered_outcome_carries_its_error(bench: Bench) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("is_retried", [False, True], ids=["at once", "retried"])
+def test_a_dead_lettered_outcome_carries_its_error(
+    bench: Bench, *, is_async: bool, is_retried: bool
+) -> None:
     """A loop of one's own can say why."""
     consumer = bench.consumer()
 
-    @consumer.on("orders")
-    @dead_letter()
-    def handle(order: str) -> None:
+    def refuse(order: str) -> None:
         raise ValueError("no total")
 
-    outcome = consumer.handler("orders").handle(Message.new("orders", b"x"))
-    assert outcome.ending is Ending.DEAD_LETTERED
+    async def refuse_later(order: str) -> None:
+        raise ValueError("no total")
+
+    handle: Any = refuse_later if is_async else refuse
+    if is_retried:
+        handle = retry(Backoff(first=0.001, ceiling=0.001, attempts=2))(handle)
+    consumer.on("orders")(dead_letter()(handle))
+    loop, message = consumer.handler("orders"), Message.new("orders", b"x")
+    outcome = asyncio.run(loop.handle_async(message)) if is_async else loop.handle(message)
+    assert outcome.ending is HandlerEnding.DEAD_LETTERED
     assert repr(outcome.error) == "ValueError('no total')"
 
 

@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 
 from holdfast import Message, PoisonMessage
 from holdfast.backoff import Backoff
-from holdfast.consumer.outcome import Ending
+from holdfast.consumer.scheduling.work import HandlerEnding
+from holdfast.db.audit import Operator
 from holdfast.dlq import dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import EndingKind, Policy, Selection, Sender, Terms, freeze
+from holdfast.dlq.replay import EndingKind, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
 from holdfast.idempotency import idempotent
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from holdfast.consumer import Consumer
 
-ADA = Warrant(actor="ada", reason="fixed in 1.4.2")
+ADA = Operator(actor="ada", reason="fixed in 1.4.2")
 EVERYTHING = Selection(consumer_group="g")
-AT_ONCE = Policy(canary=0, ramp=(), patience=0.05, failure_ratio=0.99)
+AT_ONCE = StopPolicy(canary=0, ramp=(), patience=0.05, failure_ratio=0.99)
 """Everything is sent before the consumer says a word."""
 PACE = Pace(batch=10, lease_seconds=2.0, poll_seconds=0.02)
 
@@ -91,9 +91,9 @@ def dead(bench: Bench, *orders: str, key: str = "sick", commutative: bool = Fals
     Shop(bench, set(orders), commutative=commutative, quarantine=False).consume()
 
 
-def sent(bench: Bench, policy: Policy = AT_ONCE) -> str:
+def sent(bench: Bench, policy: StopPolicy = AT_ONCE) -> str:
     """Send a plan of everything to its end, though nobody consumes; return its id."""
-    plan = freeze(bench.engine, EVERYTHING, Terms(policy=policy), ADA).plan
+    plan = freeze(bench.engine, EVERYTHING, ReplayOptions(policy=policy), ADA).plan
     ending = Sender(bench.engine, bench.broker, pace=PACE).run(plan.id)
     assert ending.kind is EndingKind.UNCONFIRMED
     return plan.id
@@ -141,10 +141,10 @@ def test_a_later_replay_that_comes_to_another_consumer_is_held_back_too(small: B
     shop = Shop(small, {"1"})
     handler = shop.consumer.handler("orders")
     messages = [one.message.with_(topic="orders") for one in copies]
-    assert handler.handle(messages[0]).ending is Ending.DEAD_LETTERED
+    assert handler.handle(messages[0]).ending is HandlerEnding.DEAD_LETTERED
     other = Shop(small, set()).consumer.handler("orders")
     outcome = other.handle(messages[1])
-    assert outcome.ending is Ending.HELD_BACK
+    assert outcome.ending is HandlerEnding.HELD_BACK
     assert outcome.acknowledge
     assert small.effects == []
 
@@ -179,7 +179,7 @@ def test_a_commutative_handler_gets_the_later_ones_all_the_same(
     """Order does not matter to it, so one failure holds nothing else."""
     at_handler = declared == "at the handler"
     dead(small, "1", "2", "3", commutative=at_handler)
-    policy = Policy(canary=0, ramp=(), patience=0.05, commutative=not at_handler)
+    policy = StopPolicy(canary=0, ramp=(), patience=0.05, commutative=not at_handler)
     plan = sent(small, policy)
     shop = Shop(small, {"2"}, commutative=at_handler, quarantine=False)
     shop.consume()
@@ -191,4 +191,4 @@ def test_an_ordinary_message_is_never_held_back(small: Bench) -> None:
     """Marks of a plan that this database does not know hold nothing either."""
     shop = Shop(small, set())
     plain = Message.new("orders", b"x", key="k")
-    assert shop.consumer.handler("orders").handle(plain).ending is Ending.HANDLED
+    assert shop.consumer.handler("orders").handle(plain).ending is HandlerEnding.HANDLED

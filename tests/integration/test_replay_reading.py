@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, event, select, update
 
-from holdfast.dlq import StoreHome, capture
-from holdfast.dlq.replay import EndingKind, Policy, Sender, Terms, stream
+from holdfast.dlq import DeadLetterStore, capture
+from holdfast.dlq.replay import EndingKind, ReplayOptions, Sender, StopPolicy, reading
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.schema import message as letters
+from holdfast.dlq.store.schema import message as letters
 from holdfast.message import Message
 from holdfast.testing import wait_until
 from tests.integration.test_replay import FAST, Shop, shop, small
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["shop", "small"]
 
-AT_ONCE = Terms(policy=Policy(canary=0, ramp=(), patience=0.01))
+AT_ONCE = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.01))
 
 
 def test_items_that_do_not_know_the_numbers_of_their_letters_are_sent(shop: Shop) -> None:
@@ -58,8 +58,8 @@ def test_each_letter_is_read_once_however_their_sizes_differ(
     small: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many make a batch changes with their size while the next ones are being read."""
-    monkeypatch.setattr(stream, "_MOST_BYTES", 2000)
-    StoreHome(small.engine).put_all(
+    monkeypatch.setattr(reading, "_MOST_BYTES", 2000)
+    DeadLetterStore(small.engine).put_all(
         [
             capture(Message.new("orders", b"x" * (10 + n % 50 * 20), key=f"k{n}"),
                     ValueError("bad"), group="billing", handler="shop.bill")
@@ -95,7 +95,7 @@ class Meanwhile:
         sink = self._broker.sink()
 
         class Noting:
-            close = sink.close
+            caps, close = sink.caps, sink.close
 
             def publish(_, messages: Sequence[Message]) -> Any:  # noqa: N805 - ours is outside
                 if self._happens:

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from holdfast import PoisonMessage
+from holdfast.db.audit import Operator
 from holdfast.dlq import close, dead_letter
-from holdfast.dlq.audit import Warrant
-from holdfast.dlq.replay import Plans, Policy, Selection, Sender, Terms, freeze
+from holdfast.dlq.replay import Plans, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.idempotency import idempotent
 from tests.consuming import Bench, running, until
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.consumer import Consumer
 
-ADA = Warrant(actor="ada", reason="must never take effect")
+ADA = Operator(actor="ada", reason="must never take effect")
 UNWATCHED = ("--canary", "0", "--ramp", "", "--patience", "1s", "--reason", "fixed", "--yes")
 
 
@@ -58,7 +58,7 @@ class Shop:
             self.bench.note(session, order)
             if began is not None and go_on is not None:
                 began.set()
-                go_on.wait(30)
+                go_on.wait(90)
 
         return consumer
 
@@ -167,7 +167,7 @@ def test_a_copy_of_what_was_handled_is_not_handled_again_also_without_dedup(smal
     def handle(order: str) -> None:
         seen.append(order)
 
-    terms = Terms(policy=Policy(canary=0, ramp=(), patience=0.1))
+    terms = ReplayOptions(policy=StopPolicy(canary=0, ramp=(), patience=0.1))
     plan = freeze(small.bench.engine, Selection(consumer_group="g"), terms, ADA).plan
     Sender(small.bench.engine, small.bench.broker).run(plan.id)
     source = small.bench.broker.source(["orders.g.replay"], group="observer")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select, update
 
+from holdfast.db.audit import Operator, entries
 from holdfast.dlq import dead_letter
-from holdfast.dlq.audit import Warrant, entries
-from holdfast.dlq.replay import EndingKind, Plans, Policy, Selection, Terms
-from holdfast.dlq.replay.retrying import Retrying
+from holdfast.dlq.replay import EndingKind, Plans, ReplayOptions, Selection, StopPolicy
+from holdfast.dlq.replay.auto_retry import Retrying
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
-from holdfast.dlq.replay.surveying import survey
-from holdfast.dlq.schema import message
+from holdfast.dlq.replay.survey import survey
+from holdfast.dlq.store.schema import message
 from holdfast.errors import Transient
 from tests.consuming import Bench, running, until
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.consumer import Consumer
 
-TIMER = Warrant(actor="timer", reason="automatic retry")
+TIMER = Operator(actor="timer", reason="automatic retry")
 FAST = Pace(batch=10, lease_seconds=1.0, poll_seconds=0.02)
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 
@@ -71,16 +71,16 @@ def test_retries_have_a_limit_of_their_own(bench: Bench) -> None:
     dead(bench, "a")
     with bench.engine.begin() as db:
         db.execute(update(message).values(retries=4, replay_count=4))
-        left = survey(db, Selection(due=True), Terms())
+        left = survey(db, Selection(due=True), ReplayOptions())
         assert (len(left.letters), left.aside) == (1, [])
         db.execute(update(message).values(retries=1, replay_count=4))
-        ((_, state, why),) = survey(db, Selection(due=True), Terms()).aside
+        ((_, state, why),) = survey(db, Selection(due=True), ReplayOptions()).aside
         assert (state.value, why) == ("parked", "replayed 3 times already")
 
 
 def retrying(bench: Bench, **more: Any) -> Retrying:
     """Return what sends the retries."""
-    terms = Terms(policy=Policy(canary=1, ramp=(), patience=more.pop("patience", 60.0)))
+    terms = ReplayOptions(policy=StopPolicy(canary=1, ramp=(), patience=more.pop("patience", 60.0)))
     return Retrying(bench.engine, bench.broker, TIMER, terms=terms, pace=FAST, **more)
 
 
@@ -134,7 +134,7 @@ def test_a_plan_that_a_stop_interrupted_is_sent_on_by_the_next_round(bench: Benc
 
     until(is_out, "the canary is out")
     stopping.set()
-    sender.join(30)
+    sender.join(90)
     assert [one.kind for one in found] == [EndingKind.PAUSED]
     done: list[str] = []
     with running(shop(bench, set(), done)):
@@ -150,11 +150,12 @@ def test_what_an_operator_paused_is_left_alone(bench: Bench) -> None:
     assert ending.kind is EndingKind.UNCONFIRMED
     desk = Plans(bench.engine)
     (plan,) = desk.latest(active=True)
-    desk.pause(plan, Warrant(actor="ada", reason="let me look"))
+    desk.pause(plan, Operator(actor="ada", reason="let me look"))
     assert retrying(bench).round() == []
     assert [one.state for one in desk.latest()] == ["paused"]
 
 
+@pytest.mark.programs
 def test_the_command_retries_until_it_is_asked_to_end(bench: Bench, tmp_path: Path) -> None:
     """`holdfast dlq replay --due --every` ends with 0 on SIGTERM."""
     dead(bench, "a")
@@ -168,7 +169,7 @@ def test_the_command_retries_until_it_is_asked_to_end(bench: Bench, tmp_path: Pa
         try:
             until(lambda: {row.state for row in bench.letters} == {"confirmed"}, "retried")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()

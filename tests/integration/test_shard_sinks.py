@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from holdfast import ConfigurationError, Unsupported
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.ids import new_id
 from holdfast.outbox import (
     Event,
@@ -23,7 +23,7 @@ from holdfast.outbox import (
     ShardSinks,
     create_tables,
 )
-from holdfast.outbox.leases import LeaseLost
+from holdfast.outbox.relay.leases import ShardLeaseLost
 from holdfast.outbox.schema import outbox, parked, shard
 from holdfast.outbox.schema import relay as relays
 from holdfast.outbox.wal import WalEngine, drop_slot
@@ -157,7 +157,7 @@ def test_a_replaced_relay_cannot_commit(broker: Any, topic: str, engine: Engine)
     assert Relay(LeaseEngine(engine, heirs, terms=TERMS)).run_once() == 6
     gate.open.set()
     thread.join(60)
-    assert isinstance(outcome[0], LeaseLost), outcome
+    assert isinstance(outcome[0], ShardLeaseLost), outcome
     zombie.close()
     frozen.close()
     heirs.close()
@@ -170,7 +170,7 @@ def test_a_replaced_relay_cannot_commit(broker: Any, topic: str, engine: Engine)
 DYING = """
 import os, sys
 from holdfast.brokers import connect
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, ShardSinks
 
 class Dying:
@@ -212,7 +212,7 @@ def test_an_opened_id_is_not_used_before_the_lease_is_confirmed(
     stage(engine, topic, 2, keys=1)
     late = ShardSinks(_Late(broker, lambda: expire(engine)), topic)  # type: ignore[arg-type]
     moving = LeaseEngine(engine, late, terms=TERMS)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(ShardLeaseLost):
         Relay(moving).run_once()
     assert rows(engine) == 2
     late.close()

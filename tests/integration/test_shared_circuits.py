@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,18 +10,19 @@ import pytest
 from holdfast.circuit import Breaker, CircuitPolicy, Closed, Open, Sharing
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import create_tables
-from holdfast.consumer.circuits import SqlSharedState
-from holdfast.consumer.desk import Desk
-from holdfast.database import open_database
+from holdfast.consumer.parking.admin import ParkingAdmin
+from holdfast.consumer.shared_circuits import CircuitAdmin, SqlSharedState
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError, NotFound
-from holdfast.outbox.audit import Warrant
 from holdfast.testing import wait_until
+from tests.shell import shell
 
 if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
     from tests.servers import MariaDB, Postgres
-
-
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
@@ -48,9 +46,11 @@ def test_what_one_process_finds_out_pauses_the_other_and_one_probes(url: str) ->
     assert states[0].read("bank") is None
     assert not states[0].claim_probe("bank", 5)
     first, second = Sharing(one, states[0]), Sharing(two, states[1])
-    states[0].say_open("bank", 0.5)
+    states[0].say_open("bank", 600)
     second.refresh()
     assert isinstance(two.state, Open)
+    assert not states[0].claim_probe("bank", 60)
+    states[0].say_open("bank", 0.01)
     wait_until(lambda: states[0].claim_probe("bank", 60), what="it is time to probe")
     assert not states[1].claim_probe("bank", 60)
     states[0].say_closed("bank")
@@ -67,21 +67,23 @@ def test_an_operator_turns_a_circuit_in_every_process_and_it_is_audited(url: str
     create_tables(engine)
     breaker = Breaker("bank", CircuitPolicy())
     sharing = Sharing(breaker, SqlSharedState(engine, clock=SYSTEM_CLOCK))
-    desk, ada = Desk(engine), Warrant(actor="ada", reason="upkeep")
+    admin, ada = CircuitAdmin(engine), Operator(actor="ada", reason="upkeep")
     with pytest.raises(NotFound, match="no process shares"):
-        desk.open_circuit("bank", 60, ada)
+        admin.open("bank", 60, ada)
     sharing.refresh()
-    assert [(one.name, one.is_open) for one in desk.circuits()] == [("bank", False)]
-    desk.open_circuit("bank", 600, ada)
+    assert [(one.name, one.is_open) for one in admin.circuits()] == [("bank", False)]
+    admin.open("bank", 600, ada)
     sharing.refresh()
     assert isinstance(breaker.state, Open)
-    assert desk.circuits()[0].seconds > 300
-    desk.close_circuit("bank", ada)
+    assert admin.circuits()[0].seconds > 300
+    admin.close("bank", ada)
     sharing.refresh()
     assert isinstance(breaker.state, Closed)
     with pytest.raises(ConfigurationError, match="more than 0"):
-        desk.open_circuit("bank", 0, ada)
-    acts = [(act.action, act.subject, act.actor, act.reason) for act in desk.audited()]
+        admin.open("bank", 0, ada)
+    acts = [
+        (act.action, act.subject, act.actor, act.reason) for act in ParkingAdmin(engine).audited()
+    ]
     assert acts == [
         ("circuit.close", "bank", "ada", "upkeep"),
         ("circuit.open", "bank", "ada", "upkeep"),
@@ -98,10 +100,9 @@ def test_the_circuits_command_shows_and_turns_them(tmp_path: Path) -> None:
     SqlSharedState(engine, clock=SYSTEM_CLOCK).read("bank")
 
     def circuits(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [HOLDFAST, "circuits", *args, "--database", url]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return shell("circuits", *args, "--database", url)
 
-    opened = circuits("open", "bank", "--seconds", "600", "--reason", "upkeep")
+    opened = circuits("open", "bank", "--for", "10m", "--reason", "upkeep")
     assert opened.returncode == 0, opened.stderr
     (found,) = json.loads(circuits("list", "--json").stdout)
     assert (found["name"], found["is_open"]) == ("bank", True)

@@ -11,15 +11,12 @@ from sqlalchemy import Column, Integer, MetaData, Table, delete, func, insert, s
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers are asked for their annotations
 
-from holdfast.cli.dlq.trial import Trial
 from holdfast.cli.migrations import Migrations
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, capture
+from holdfast.consumer.handlers.trial import Trial
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.replay import Selection
-from holdfast.dlq.replay.cases import cases
-from holdfast.dlq.replay.handlers import Named
-from holdfast.dlq.replay.sandbox import Escaped
-from holdfast.dlq.replay.simulation import simulate
+from holdfast.dlq.replay.simulation import Escaped, Named, cases, simulate
 from holdfast.message import Message
 
 if TYPE_CHECKING:
@@ -112,7 +109,7 @@ def engine(
     charges.metadata.create_all(engine)
     for n in range(5):
         message = Message.new("orders", b'{"n":%d}' % n, key=f"k{n}")
-        StoreHome(engine).put(capture(message, ValueError("x"), group="billing", handler="h"))
+        DeadLetterStore(engine).put(capture(message, ValueError("x"), group="billing", handler="h"))
     yield engine
     engine.dispose()
 

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class TestSqliteBroker(BrokerConformance):
     """The kit against `sqlite:`."""
 
-    session = 1.0
+    session = 2.0
 
     @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
+    def url(self, tmp_path: Path, expires: bool) -> str:
         """Return the URL of a fresh file, for other processes too."""
-        return f"sqlite:///{tmp_path}/broker.db?session=1&lease=0.5"
+        terms = f"session={self.session}&lease=1.2" if expires else "session=90&lease=90"
+        return f"sqlite:///{tmp_path}/broker.db?{terms}"
 
     @pytest.fixture
     def broker(self, url: str) -> Iterator[Broker]:

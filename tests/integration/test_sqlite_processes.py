@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast import BrokerDown, Lane, Message
+from holdfast import BrokerDown, Message
 from holdfast.brokers import connect
 from holdfast.brokers.sqlite import SqliteBroker
+from holdfast.ports import Lane
 from holdfast.testing import VirtualClock, wait_until
 from holdfast.urls import BrokerUrl
 
@@ -62,15 +63,15 @@ def test_many_processes_never_see_a_locked_database(tmp_path: Path) -> None:
     publishers = [child(PUBLISHER, url, f"p{n}", str(count)) for n in range(4)]
     consumers = [child(CONSUMER, url) for _ in range(3)]
     for process in publishers:
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
     broker = connect(url)
-    wait_until(lambda: not any(broker.lag("g", ["orders"]).values()), deadline=60, what="drained")
+    wait_until(lambda: not any(broker.lag("g", ["orders"]).values()), deadline=120, what="drained")
     broker.close()
     seen: list[str] = []
     for process in consumers:
         process.terminate()
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=90)
         assert not errors
         seen += [json.loads(line)[2] for line in output.splitlines() if line.startswith("[")]
     assert set(seen) == {f"p{p}-{n}" for p in range(4) for n in range(count)}

@@ -40,7 +40,7 @@ from sqlalchemy.orm import (
 )
 
 from holdfast import ConfigurationError, InvalidMessage, Message, handling
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay, create_tables
 from holdfast.outbox.rows import shard_of
 from holdfast.outbox.schema import SHARDS, delayed, outbox
@@ -365,7 +365,7 @@ def test_ordered_writers_of_a_key_take_turns(postgres: Postgres) -> None:
         thread.start()
         wait_until(lambda: _waits_for_a_lock(postgres), what="the second writer waits")
         assert not second_done.is_set()
-    thread.join(30)
+    thread.join(90)
     assert second_done.is_set()
     engine.dispose()
 
@@ -431,7 +431,7 @@ def test_writers_through_the_orm_take_turns_by_the_row_they_change(postgres: Pos
         ship(session, "first")
         thread.start()
         wait_until(lambda: _waits_for_a_lock(postgres) or not thread.is_alive())
-    thread.join(30)
+    thread.join(90)
     with Session(engine) as session:
         events = session.scalars(select(outbox.c.payload).order_by(outbox.c.seq)).all()
         assert session.get_one(Shipment, 1).status == "second"

@@ -75,7 +75,7 @@ def test_tracestate_goes_the_whole_way_with_its_event(bench: Bench, delay: float
     consumer.run(until_idle=True)
     is_fixed = True
     with running(consumer):
-        holdfast(bench, "dlq", "replay", "--consumer", "g", "--yes", "--reason", "fixed")
+        holdfast(bench, "dlq", "replay", "--group", "g", "--yes", "--reason", "fixed")
     assert seen == [
         (way, PARENT, STATE) for way in ("attempt 1", "attempt 2", "attempt 3", "replay")
     ]

@@ -11,8 +11,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, insert, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from holdfast.backoff import Backoff
-from holdfast.database import open_database
-from holdfast.transactions import is_deadlock, transact
+from holdfast.db.engine import open_database
+from holdfast.db.errors import is_deadlock
+from holdfast.db.transactions import ErrorPolicy, transact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,15 +49,15 @@ class Rival:
         for row in self._order:
             db.execute(update(account).where(account.c.id == row).values(n=account.c.n + 1))
             if self.attempts == 1 and row == self._order[0]:
-                self._both.wait(30)
+                self._both.wait(90)
 
 
 def fight(engine: Engine, backoff: Backoff) -> list[Rival]:
     """Let two rivals meet in a deadlock; return them once both are through."""
-    both = threading.Barrier(2)
+    both, policy = threading.Barrier(2), ErrorPolicy(backoff=backoff)
     rivals = [Rival((1, 2), both), Rival((2, 1), both)]
     with ThreadPoolExecutor(2) as pool:
-        fights = [pool.submit(transact, engine, r.work, backoff=backoff) for r in rivals]
+        fights = [pool.submit(transact, engine, r.work, errors=policy) for r in rivals]
     for each in fights:
         each.result()
     return rivals

@@ -10,9 +10,8 @@ from sqlalchemy import text
 
 from holdfast.errors import BrokerDown
 from holdfast.outbox import Relay
-from holdfast.outbox.wal import WalEngine, WalOutbox
-from holdfast.outbox.wal.cleaner import FIRST_ROWS
-from holdfast.testing import VirtualClock
+from holdfast.outbox.wal import WalEngine
+from holdfast.outbox.wal.cleanup import FIRST_ROWS
 from tests.wal.shop import Recorder, Shop, steps_until, terms
 
 if TYPE_CHECKING:
@@ -75,16 +74,3 @@ def test_after_an_outage_a_relay_begins_with_few_again(shop: Shop) -> None:
 def _step_on(relay: WalEngine) -> None:
     for _ in range(1000):
         relay.step()
-
-
-def test_events_without_a_row_are_confirmed_with_every_batch(shop: Shop) -> None:
-    """No row tells what was published of them: the slot hears of it at once, not every 100 ms."""
-    sink, clock = Recorder(), VirtualClock()
-    relay = WalEngine(shop.engine, sink, terms=terms(600), messages=True, clock=clock)
-    steps_until(relay, lambda: relay.step().idle, "it streams")
-    for number in range(3):
-        shop.add(("k", str(number)), outbox=WalOutbox())
-        end = shop.log_end
-        steps_until(relay, lambda end=end: shop.confirmed >= end, "it is confirmed")
-    relay.close()
-    assert sink.bodies == ["0", "1", "2"]

@@ -21,3 +21,12 @@ QUICK: dict[str, dict[str, Any]] = {
     },
 }
 """Settings of sources."""
+STEADY: dict[str, dict[str, Any]] = {
+    "kafka": {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100},
+    "kafka+confluent": {
+        "session.timeout.ms": 60_000,
+        "heartbeat.interval.ms": 100,
+        "fetch.wait.max.ms": 50,
+    },
+}
+"""The same where nobody is to be taken for dead: rebalances show soon, silence does not."""

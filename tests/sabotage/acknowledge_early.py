@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from holdfast.brokers.embedded.marks import Marks
+from holdfast.brokers.embedded.cursor import CursorTable
 
-advance = Marks.advance
+advance = CursorTable.advance
 
 
-def early(self: Marks, db: Any, state: Any) -> None:
+def early(self: CursorTable, db: Any, state: Any) -> None:
     """Note the messages as handed out and settled at once."""
     advance(self, db, state)
     db.execute(
@@ -16,4 +16,4 @@ def early(self: Marks, db: Any, state: Any) -> None:
     )
 
 
-Marks.advance = early  # type: ignore[method-assign]
+CursorTable.advance = early  # type: ignore[method-assign]

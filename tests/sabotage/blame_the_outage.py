@@ -1,17 +1,13 @@
 """Break a promise: an open circuit counts as a failed attempt."""
 
-from holdfast.consumer.judge import Judge
-from holdfast.consumer.work import Verdict, Work
-from holdfast.errors import CircuitOpen
-
-down = Judge.down
+from holdfast.classification import classify
+from holdfast.consumer.attempt import outcome
+from holdfast.errors import CircuitOpen, Remedy
 
 
-def blaming(self: Judge, work: Work, error: BaseException) -> Verdict:
+def blaming(error: BaseException) -> Remedy:
     """Hold the outage against the message."""
-    if isinstance(error, CircuitOpen):
-        return self._again(work, error)
-    return down(self, work, error)
+    return Remedy.RETRY if isinstance(error, CircuitOpen) else classify(error)
 
 
-Judge.down = blaming  # type: ignore[method-assign]
+outcome.classify = blaming  # type: ignore[attr-defined]

@@ -4,8 +4,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from holdfast.idempotency.layer import Idempotent
-from holdfast.layer import Call
+from holdfast.call import Call
+from holdfast.idempotency.idempotent import Idempotent
 
 enter = Idempotent._enter
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from holdfast.consumer.books import Books
+from holdfast.consumer.store import ConsumerStore
 
 
-def unseen(self: Books, db: Any, work: Any) -> None:
+def unseen(self: ConsumerStore, db: Any, work: Any) -> None:
     """Look away."""
 
 
-Books._overtake = unseen  # type: ignore[method-assign]
+ConsumerStore._overtake = unseen  # type: ignore[method-assign]

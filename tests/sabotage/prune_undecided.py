@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from holdfast.dlq import retention
-from holdfast.dlq.rows import CLOSED
-from holdfast.dlq.schema import message
+from holdfast.dlq.store import retention
+from holdfast.dlq.store.rows import CLOSED
+from holdfast.dlq.store.schema import message
 
 
 def everything(_db: Any, _now: float, _older_than: float) -> list[Any]:

@@ -1,11 +1,11 @@
-"""Break a promise: the watermark follows the highest finished offset."""
+"""Break a promise: the watermark follows the highest offset that was handed out."""
 
-from holdfast.watermark import Watermark
-
-
-def careless(self: Watermark) -> int | None:
-    """Return the offset after the highest, whatever is unfinished below it."""
-    return None if self._highest < 0 else self._highest + 1
+from holdfast.brokers.kafka.offsets import KafkaLane
 
 
-Watermark.position = careless  # type: ignore[method-assign]
+def careless(self: KafkaLane, reached: int | None) -> int | None:
+    """Return the offset after the last, whatever is unfinished below it."""
+    return self.next if reached is None else max(self.next or 0, reached)
+
+
+KafkaLane.position = careless  # type: ignore[method-assign]

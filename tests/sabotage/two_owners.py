@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from holdfast.brokers.embedded import membership
+from holdfast.brokers.embedded.group import EmbeddedGroup
+from holdfast.brokers.groups import assignment
 
-balance = membership.balance
-owners = membership.Membership._owners
+owners = EmbeddedGroup._owners
 
 
 def greedy(self: Any, db: Any, members: Any) -> Any:
@@ -17,7 +17,7 @@ def greedy(self: Any, db: Any, members: Any) -> Any:
     }
 
 
-membership.Membership._owners = greedy  # type: ignore[method-assign]
-membership.balance = lambda lanes, members: {
+EmbeddedGroup._owners = greedy  # type: ignore[method-assign]
+assignment.balance = lambda lanes, members: {
     lane: (min(members) if owner is None else owner) for lane, owner in lanes.items()
 }

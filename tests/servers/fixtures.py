@@ -31,6 +31,13 @@ class PrivateServer(Protocol):
         """Return a started server of this *kind*; it is closed after the test."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer `--quick`, for `make quick`."""
+    parser.addoption(
+        "--quick", action="store_true", help="leave out what needs a server or starts programs"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the run's fleet; no server starts before a test asks for it."""
     folder = os.environ.get("HOLDFAST_SERVER_LOGS", tempfile.gettempdir())

@@ -19,6 +19,8 @@ KAFKA_VERSION = "4.3.1"
 DEBEZIUM_VERSION = "3.6.2.Final"
 NATS_VERSION = "2.15.1"
 VALKEY_VERSION = "9.1.2.post2"
+SPARK_VERSION = "4.2.0"
+"""Of the Kafka connector; its jars do not differ within 4.2."""
 _HERE = Path(__file__).parent
 _STDERR = 2
 
@@ -66,6 +68,7 @@ PROGRAMS = {
         Program(name="epmd", package="erlang-base"),
         Program(name="java", package="default-jre-headless"),
         Program(name="mvn", package="maven"),
+        Program(name="promtool", package="prometheus"),
     )
 }
 
@@ -187,6 +190,12 @@ def debezium_plugin() -> Path:
     return _filled(_cache() / f"debezium-{DEBEZIUM_VERSION}", unpack)
 
 
+def spark_jars() -> list[Path]:
+    """Return the jars that Spark does not bring: Kafka's connector and the JDBC drivers."""
+    folder = _filled(_cache() / f"spark-{SPARK_VERSION}", _copy("spark-pom.xml"))
+    return sorted(folder.glob("*.jar"))
+
+
 def _cache() -> Path:
     return Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser().absolute()
 
@@ -216,7 +225,8 @@ def _put(filled: Path, folder: Path) -> None:
 
 def _copy(pom: str) -> list[str]:
     return [
-        "-f", str(_HERE / pom), f"-Dkafka={KAFKA_VERSION}", "dependency:copy-dependencies",
+        "-f", str(_HERE / pom), f"-Dkafka={KAFKA_VERSION}", f"-Dspark={SPARK_VERSION}",
+        "dependency:copy-dependencies",
         "-DincludeScope=runtime",
     ]  # fmt: skip
 
@@ -227,7 +237,10 @@ def _maven_command(output: Path, goal: list[str]) -> list[str]:
 
 def everything() -> Iterator[tuple[str, Path]]:
     """Yield the name and place of all that the servers need, installing what is missing."""
-    folders = ("kafka", KAFKA_VERSION), ("connect", KAFKA_VERSION), ("debezium", DEBEZIUM_VERSION)
+    folders = (
+        ("kafka", KAFKA_VERSION), ("connect", KAFKA_VERSION), ("debezium", DEBEZIUM_VERSION),
+        ("spark", SPARK_VERSION),
+    )  # fmt: skip
     jars_wanted = not all((_cache() / "-".join(folder)).exists() for folder in folders)
     wanted = [known for known in PROGRAMS.values() if known.name != "mvn" or jars_wanted]
     missing = sorted({known.package for known in wanted if known.path() is None})
@@ -240,6 +253,7 @@ def everything() -> Iterator[tuple[str, Path]]:
     yield f"kafka {KAFKA_VERSION}", kafka_jars()
     yield f"connect {KAFKA_VERSION}", connect_jars()
     yield f"debezium {DEBEZIUM_VERSION}", debezium_plugin()
+    yield f"spark's jars {SPARK_VERSION}", spark_jars()[0].parent
 
 
 def main() -> int:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 
+import psycopg
+
 from tests.servers.install import output_version, program
 from tests.servers.processes import Command
 from tests.servers.server import Server
@@ -15,6 +17,8 @@ _SETTINGS = {
     "max_replication_slots": "64",
     "max_wal_senders": "64",
 }
+_HURRIED = {"fsync": "off", "full_page_writes": "off"}
+"""A commit is with the kernel before it returns, which outlives a server that is killed."""
 
 
 class Postgres(Server):
@@ -46,15 +50,14 @@ class Postgres(Server):
 
     def database(self, name: str) -> str:
         """Create the database *name*, empty even if it existed, and return its url."""
-        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-        self.execute(f'CREATE DATABASE "{name}"')
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)', f'CREATE DATABASE "{name}"')
         return self._url(name)
 
-    def execute(self, statement: str) -> None:
-        """Run one SQL *statement* in the database ``postgres``; raise when it fails."""
-        argv = [self._tool("psql"), "-Xq", "-v", "ON_ERROR_STOP=1", "-d", self.dsn]
-        quiet = ["-c", "SET client_min_messages = warning"]
-        subprocess.run([*argv, *quiet, "-c", statement], check=True, stdout=subprocess.DEVNULL)
+    def execute(self, *statements: str) -> None:
+        """Run SQL *statements* in the database ``postgres``, one by one; raise if one fails."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
 
     def prepare(self) -> None:
         """Create the cluster; without fsync, since no one misses it if the machine crashes now."""
@@ -65,7 +68,8 @@ class Postgres(Server):
     def command(self) -> Command:
         """Return the command of the server."""
         listen = {"listen_addresses": self.host, "port": str(self.port)}
-        settings = [f"--{name}={value}" for name, value in (listen | _SETTINGS).items()]
+        chosen = listen | _SETTINGS | (_HURRIED if self.is_hurried else {})
+        settings = [f"--{name}={value}" for name, value in chosen.items()]
         argv = (str(program("postgres")), "-D", str(self.folder / "data"), *settings)
         return Command(argv=argv, user=self.user)
 

@@ -15,7 +15,7 @@ from tests.servers.processes import Command, Processes
 from tests.servers.waiting import DeadlineExceeded, wait_until
 
 _ANSWER_SECONDS = 5.0
-_STOP_SECONDS = 30.0
+_STOP_SECONDS = 90.0
 _TAIL_LINES = 30
 
 
@@ -31,13 +31,15 @@ class Server(ABC):
     """
 
     name: ClassVar[str]
-    start_deadline: ClassVar[float] = 60.0
+    start_deadline: ClassVar[float] = 90.0
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self) -> None:
         self.host = HOST
         self.port = free_port()
         self.start_seconds = 0.0
+        self.is_hurried = False
+        """Whether a commit need not survive a crash of the machine, only one of the server."""
         self._pid: int | None = None
         self._prepared = False
         self._ran = False

@@ -8,7 +8,7 @@ class DeadlineExceeded(AssertionError):
     """A condition did not become true in time."""
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
     """Return as soon as *condition* holds; raise DeadlineExceeded naming *what* after *seconds*."""
     deadline = time.monotonic() + seconds
     while not condition():

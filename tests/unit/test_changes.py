@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from holdfast import Message
 from holdfast.cloudevents import from_wire
 from holdfast.errors import DecodeFailed
-from holdfast.outbox.cdc.envelope import Envelope, Origin, Shape
-from holdfast.outbox.cdc.values import array, scalar
-from holdfast.outbox.changes import UNAVAILABLE, change_event
+from holdfast.outbox.cdc.envelope import ChangeEnvelope, ChangeOrigin, Shape, array, scalar
+from holdfast.outbox.cdc.events import UNAVAILABLE, change_event
 from holdfast.outbox.wal.pgoutput import UNCHANGED, Update
 
 SOURCE = {"name": "shop", "db": "d", "schema": "public", "table": "item", "txId": 7, "lsn": 99}
@@ -122,8 +121,8 @@ def test_an_array_is_taken_apart_if_it_has_one_dimension(text: str, value: Any) 
 
 
 SHAPE = Shape.of("public", "item", [("id", int), ("name", str), ("big", str)], ["id"])
-ORIGIN = Origin(lsn=10, tx=3, time=datetime(2026, 1, 1, tzinfo=UTC))
-ENVELOPE = Envelope("shop", "db")
+ORIGIN = ChangeOrigin(lsn=10, tx=3, time=datetime(2026, 1, 1, tzinfo=UTC))
+ENVELOPE = ChangeEnvelope("shop", "db")
 
 
 def read(messages: Any) -> list[Any]:

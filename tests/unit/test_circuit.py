@@ -11,24 +11,25 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from holdfast import BrokerDown, ConfigurationError, DependencyDown, PoisonMessage, Remedy
+from holdfast.call import Call, Done, Stage
 from holdfast.circuit import (
     Breaker,
     Breakers,
-    Changed,
+    CallFailed,
+    CallRefused,
     CircuitMetrics,
     CircuitOpen,
     CircuitPolicy,
     Closed,
-    Failed,
     HalfOpen,
     LastCalls,
     MemorySharedState,
     Open,
-    Refused,
     Sharing,
+    StateChanged,
     circuit,
 )
-from holdfast.layer import Call, Done, Layer, Stage
+from holdfast.layer import Layer
 from holdfast.retry import Backoff, Jitter, retry, timeout
 from holdfast.testing import VirtualClock
 
@@ -336,7 +337,7 @@ def test_listeners_get_frozen_events_and_cannot_break_a_call(
     end()
     with pytest.raises(CircuitOpen):
         breaker.admit()
-    assert [type(event) for event in events] == [Failed, Failed, Changed, Refused]
+    assert [type(event) for event in events] == [CallFailed, CallFailed, StateChanged, CallRefused]
     change = events[2]
     assert (type(change.before), type(change.after), change.told) == (Closed, Open, False)
     assert change.at == clock.now()

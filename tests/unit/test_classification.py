@@ -181,6 +181,7 @@ def test_a_group_is_as_grave_as_its_gravest_member() -> None:
     assert recognise(BaseExceptionGroup("", [TimeoutError(), SystemExit()])) is Remedy.RELEASE
 
 
+@pytest.mark.programs
 def test_classifying_imports_no_library() -> None:
     """The rules are names, so a service pays only for what it uses itself."""
     code = (

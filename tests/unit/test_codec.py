@@ -340,6 +340,7 @@ def test_a_local_class_that_cannot_be_resolved_is_an_error_that_says_how_to_fix_
         payload_annotation(handle)
 
 
+@pytest.mark.programs
 def test_pydantic_is_imported_only_for_its_own_models() -> None:
     """Users without it lack nothing."""
     program = (

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from holdfast.dlq import Origin, Redaction, capture
-from holdfast.dlq.letter import Class, DeadLetter, Stage
-from holdfast.dlq.rows import fingerprint_of, letter_of, row_of
+from holdfast.dlq import CaptureSettings, Redaction, capture
+from holdfast.dlq.letter import Class, DeadLetter, FailureStage
+from holdfast.dlq.store.rows import fingerprint_of, letter_of, row_of
 from holdfast.errors import ConfigurationError, DecodeFailed, DependencyDown
 from holdfast.headers import Headers
 from holdfast.message import Message
@@ -190,7 +190,7 @@ def test_fields_are_redacted_by_path_and_the_message_is_then_not_replayable() ->
     """The values are gone, the rest is there, and identity does not depend on them."""
     body = b'{"card": {"number": "4111", "name": "A"}, "items": [{"pin": 1}, {"pin": 2}], "n": 1}'
     message = Message.new("orders", body, ids=lambda: "one")
-    origin = Origin(redaction=Redaction(paths=("card.number", "items.*.pin", "absent")))
+    origin = CaptureSettings(redaction=Redaction(paths=("card.number", "items.*.pin", "absent")))
     letter = caught(ValueError(), message, origin=origin)
     assert b"4111" not in (letter.message.payload or b"")
     assert b'"name": "A"}, "items"' in (letter.message.payload or b"")
@@ -202,7 +202,7 @@ def test_fields_are_redacted_by_path_and_the_message_is_then_not_replayable() ->
 
 def test_without_a_match_the_bytes_are_the_very_same() -> None:
     """Redaction does not reformat what it does not touch."""
-    origin = Origin(redaction=Redaction(paths=("card",)))
+    origin = CaptureSettings(redaction=Redaction(paths=("card",)))
     for body in (b'{ "n" : 1 }', b"", b"[1]", b'"card"', None):
         message = Message.new("orders", body)
         assert caught(ValueError(), message, origin=origin).message.payload == body
@@ -213,7 +213,7 @@ def test_a_payload_whose_fields_cannot_be_told_apart_is_removed_whole(body: byte
     """With what the error says of it; without fields to redact nothing is touched."""
     message = Message.new("orders", body)
     letter = caught(
-        ValueError("at 4111"), message, origin=Origin(redaction=Redaction(paths=("card",)))
+        ValueError("at 4111"), message, origin=CaptureSettings(redaction=Redaction(paths=("card",)))
     )
     assert letter.governance.redacted == ("$",)
     assert "4111" not in repr(letter)
@@ -222,7 +222,7 @@ def test_a_payload_whose_fields_cannot_be_told_apart_is_removed_whole(body: byte
 
 def test_tenant_entity_and_subject_come_from_headers_or_fields() -> None:
     """Bounded and without control characters."""
-    origin = Origin(tenant="tenant", entity="$.order.id", subject="$.none")
+    origin = CaptureSettings(tenant="tenant", entity="$.order.id", subject="$.none")
     message = Message.new("orders", b'{"order": {"id": 7}}', headers={"tenant": "a\x1b" * 500})
     governance = caught(ValueError(), message, origin=origin).governance
     assert governance.entity_ref == "7"
@@ -235,17 +235,17 @@ def test_tenant_entity_and_subject_come_from_headers_or_fields() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "stage"),
     [
-        (DecodeFailed("bad", "byte 3"), Class.POISON, Stage.DESERIALIZE),
-        (DecodeFailed("bad", "$.total"), Class.POISON, Stage.VALIDATE),
-        (TimeoutError(), Class.TIMEOUT, Stage.HANDLE),
-        (ConnectionError(), Class.TRANSIENT, Stage.HANDLE),
-        (DependencyDown("x"), Class.DEPENDENCY, Stage.HANDLE),
-        (ValueError(), Class.UNKNOWN, Stage.HANDLE),
-        (NameError(), Class.POISON, Stage.HANDLE),
+        (DecodeFailed("bad", "byte 3"), Class.POISON, FailureStage.DESERIALIZE),
+        (DecodeFailed("bad", "$.total"), Class.POISON, FailureStage.VALIDATE),
+        (TimeoutError(), Class.TIMEOUT, FailureStage.HANDLE),
+        (ConnectionError(), Class.TRANSIENT, FailureStage.HANDLE),
+        (DependencyDown("x"), Class.DEPENDENCY, FailureStage.HANDLE),
+        (ValueError(), Class.UNKNOWN, FailureStage.HANDLE),
+        (NameError(), Class.POISON, FailureStage.HANDLE),
     ],
 )
 def test_class_and_stage_follow_from_the_error(
-    error: BaseException, kind: Class, stage: Stage
+    error: BaseException, kind: Class, stage: FailureStage
 ) -> None:
     """Triage starts from these."""
     failure = caught(error).failure
@@ -289,7 +289,7 @@ def test_what_is_kept_out_of_the_payload_is_kept_out_of_the_text() -> None:
     """An error quotes the value it failed on; it is gone from text, trace, history and title."""
     body = b'{"name": "Ada Lovelace", "card": {"pan": 4111222233334444}, "n": 1}'
     made = Message.new("orders", body)
-    origin = Origin(redaction=Redaction(paths=("name", "card")))
+    origin = CaptureSettings(redaction=Redaction(paths=("name", "card")))
     error = ValueError("cannot bill Ada Lovelace with 4111222233334444, step 1")
     kept = capture(made, error, group="g", handler="h", origin=origin)
     said = repr(kept)
@@ -302,7 +302,7 @@ def test_a_value_is_taken_out_of_the_text_in_every_form() -> None:
     """As Python, JSON or bytes write it, cut short by whoever quotes it, and however long."""
     name, long = 'Jürgen "M" Müller', "s3cr" * 2_000
     made = Message.new("orders", json.dumps({"name": name, "long": long, "sum": 1.10}).encode())
-    origin = Origin(redaction=Redaction(paths=("name", "long", "sum")))
+    origin = CaptureSettings(redaction=Redaction(paths=("name", "long", "sum")))
     quotes = [name, repr(name), ascii(name), repr(made.payload), json.dumps(name), long, long[:50]]
     for quote in (*quotes, f"{long[:25]}...{long[-24:]}", "sum 1.1"):
         kept = caught(ValueError(f"bad: {quote} end"), made, origin=origin).failure.root.text

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, create_tables, dead_letter, dead_lettered
-from holdfast.dlq.layer import DELIVERY
+from holdfast.call import Call
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, DeadLetterTopic, create_tables, dead_letter, dead_lettered
 from holdfast.errors import (
     BrokerDown,
     CircuitOpen,
@@ -20,9 +20,8 @@ from holdfast.errors import (
     StaleDelivery,
     Transient,
 )
-from holdfast.layer import Call
 from holdfast.message import Message
-from holdfast.plan import Plan
+from holdfast.pipeline import Pipeline
 from holdfast.ports import Delivery, Lane
 from holdfast.retry import Backoff, retry
 from holdfast.testing import VirtualClock
@@ -50,7 +49,7 @@ class Shelf:
 MESSAGE = Message.new("orders", b"{}", key="k", ids=lambda: "id-1")
 
 
-def handler(error: BaseException, home: Any, *more: Any) -> Plan:
+def handler(error: BaseException, home: Any, *more: Any) -> Pipeline:
     """Return the plan of a handler that raises *error*."""
 
     def bill(message: Message) -> None:
@@ -62,7 +61,7 @@ def handler(error: BaseException, home: Any, *more: Any) -> Plan:
     return dead_letter(home)(function).plan
 
 
-def run(plan: Plan, **more: Any) -> Call:
+def run(plan: Pipeline, **more: Any) -> Call:
     """Run the plan on the message."""
     call = Call((MESSAGE,), {}, message=MESSAGE, consumer="billing/shop.bill", **more)
     plan.run(call)
@@ -100,7 +99,7 @@ def test_retries_inside_come_first() -> None:
     shelf = Shelf()
     backoff = Backoff(first=0.1, ceiling=1, attempts=3)
     plan = handler(Transient("busy"), shelf, retry(backoff))
-    timed = Plan(plan.layers, plan.function, clock=VirtualClock(auto=True))
+    timed = Pipeline(plan.layers, plan.function, clock=VirtualClock(auto=True))
     run(timed)
     assert shelf.letters[0].history.attempts == 3
 
@@ -113,10 +112,10 @@ def test_a_letter_that_cannot_be_stored_goes_out_as_an_outage(broken: Exception)
 
 
 def test_coordinates_come_from_the_runtimes_delivery() -> None:
-    """The runtime keeps the delivery in the notes of the call."""
+    """The runtime gives the call the delivery."""
     shelf = Shelf()
     delivery = Delivery(lane=Lane("orders", 3), position=42, key=b"k", body=b"{}", count=2)
-    run(handler(ValueError(), shelf), notes={DELIVERY: delivery})
+    run(handler(ValueError(), shelf), delivery=delivery)
     where = shelf.letters[0].coordinates
     assert (where.topic, where.lane, where.position, where.count) == ("orders", 3, 42, 2)
 
@@ -128,7 +127,7 @@ def test_without_a_home_it_says_what_to_do() -> None:
     shelf = Shelf()
     plan = handler(ValueError(), None)
     filled = [layer.using(shelf) for layer in plan.layers]  # type: ignore[attr-defined]
-    run(Plan(filled, plan.function))
+    run(Pipeline(filled, plan.function))
     assert len(shelf.letters) == 1
 
 
@@ -153,7 +152,7 @@ def test_an_async_handler_is_covered_alike(tmp_path: Path) -> None:
     """The store is written in a thread, so that the loop goes on."""
     engine = open_database(f"sqlite:///{tmp_path}/x.db")
     create_tables(engine)
-    home = StoreHome(engine)
+    home = DeadLetterStore(engine)
 
     @dead_letter(home)
     async def bill(message: Message) -> None:
@@ -172,9 +171,9 @@ def test_a_topic_that_refuses_falls_back_on_the_quarantine() -> None:
     broker = connect("memory:?max_message=100")
     sink = broker.sink()
     shelf = Shelf()
-    run(handler(ValueError("x"), TopicHome(sink, quarantine=shelf)))
+    run(handler(ValueError("x"), DeadLetterTopic(sink, quarantine=shelf)))
     assert shelf.letters[0].origin == "quarantine"
     with pytest.raises(DependencyDown, match="cannot be published"):
-        run(handler(ValueError("x"), TopicHome(sink)))
+        run(handler(ValueError("x"), DeadLetterTopic(sink)))
     sink.close()
     broker.close()

@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import update
 
 from holdfast.brokers import connect
-from holdfast.database import open_database
-from holdfast.dlq import StoreHome, TopicHome, create_tables
-from holdfast.dlq.audit import Warrant
+from holdfast.db.audit import Operator
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterStore, DeadLetterTopic, create_tables
 from holdfast.dlq.gauges import StoreGauges
 from holdfast.dlq.metrics import DlqMetrics
-from holdfast.dlq.replay import Selection, Terms, freeze
+from holdfast.dlq.replay import ReplayOptions, Selection, freeze
 from holdfast.dlq.replay.schema import item, plan
-from holdfast.dlq.topic import COLLECTOR
-from holdfast.dlq.uncollected import DAY, Uncollected
+from holdfast.dlq.topic.collector import DAY, Uncollected
+from holdfast.dlq.topic.topic import COLLECTOR
 from holdfast.errors import BrokerDown
 from holdfast.testing import VirtualClock
 from tests.dead_letters import letter
@@ -47,7 +47,7 @@ def test_the_alerts_use_only_series_that_exist(tmp_path: Path) -> None:
     DlqMetrics(registry).watch("billing", "orders")
     engine = open_database(f"sqlite:///{tmp_path}/x.db")
     create_tables(engine)
-    StoreHome(engine).put(letter())
+    DeadLetterStore(engine).put(letter())
     StoreGauges(engine, registry=registry)
     said = generate_latest(registry).decode()
     engine.dispose()
@@ -80,7 +80,7 @@ def test_letters_that_nobody_collects_are_seen_before_the_broker_forgets_them() 
                 now["holdfast_dlq_expiring_24h"])  # fmt: skip
 
     assert found() == (0, 0, 0)
-    home = TopicHome.on(broker)
+    home = DeadLetterTopic.on(broker)
     for number in range(3):
         home.put(letter(number))
     assert found() == (3, 0, 0)
@@ -131,9 +131,9 @@ def test_a_replay_that_nobody_confirms_is_seen(tmp_path: Path) -> None:
     clock = VirtualClock()
     engine = open_database(f"sqlite:///{tmp_path}/x.db")
     create_tables(engine)
-    StoreHome(engine).put_all([letter(number) for number in range(3)])
-    ada = Warrant(actor="ada", reason="fixed")
-    made = freeze(engine, Selection(consumer_group="billing"), Terms(), ada).plan
+    DeadLetterStore(engine).put_all([letter(number) for number in range(3)])
+    ada = Operator(actor="ada", reason="fixed")
+    made = freeze(engine, Selection(consumer_group="billing"), ReplayOptions(), ada).plan
     gauges = StoreGauges(engine, clock=clock, every=0)
 
     def found() -> tuple[float, float]:

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.dlq import rules
-from holdfast.dlq.rules import Call, Error, fingerprint, own_calls, parameterised, shape
+from holdfast.dlq.capture import fingerprint as rules
+from holdfast.dlq.capture.fingerprint import (
+    Error,
+    FrameCall,
+    fingerprint,
+    own_calls,
+    parameterised,
+    shape,
+)
 
 VECTORS = json.loads(files("holdfast.dlq").joinpath("vectors.json").read_text())
 
@@ -19,7 +26,7 @@ VECTORS = json.loads(files("holdfast.dlq").joinpath("vectors.json").read_text())
 def errors(chain: list[dict[str, object]]) -> list[Error]:
     """Return a chain as the vectors write it."""
     return [
-        Error(str(e["type"]), str(e["text"]), [Call(*f) for f in e.get("frames", [])])  # type: ignore[attr-defined]
+        Error(str(e["type"]), str(e["text"]), [FrameCall(*f) for f in e.get("frames", [])])  # type: ignore[attr-defined]
         for e in chain
     ]
 
@@ -52,7 +59,7 @@ def test_every_engine_gives_these_shapes(vector: dict[str, str]) -> None:
 
 def test_line_numbers_and_values_do_not_part_a_group() -> None:
     """A frame counts by module and function; with own frames the text does not count."""
-    frames = [Call("shop.bill", "charge", True)]
+    frames = [FrameCall("shop.bill", "charge", True)]
     one = fingerprint([Error("ValueError", "order 17 is bad", frames)])
     other = fingerprint([Error("ValueError", "order 18 is worse", frames)])
     assert one.value == other.value
@@ -61,31 +68,31 @@ def test_line_numbers_and_values_do_not_part_a_group() -> None:
 
 def test_the_root_cause_counts_not_the_wrapper_alone() -> None:
     """Two causes under one wrapper are two problems."""
-    wrapper = Error("app.Failed", "failed", [Call("app", "run", True)])
-    one = fingerprint([Error("KeyError", "a", [Call("app", "get", True)]), wrapper])
-    other = fingerprint([Error("TypeError", "b", [Call("app", "get", True)]), wrapper])
+    wrapper = Error("app.Failed", "failed", [FrameCall("app", "run", True)])
+    one = fingerprint([Error("KeyError", "a", [FrameCall("app", "get", True)]), wrapper])
+    other = fingerprint([Error("TypeError", "b", [FrameCall("app", "get", True)]), wrapper])
     assert one.value != other.value
 
 
 def test_a_recursion_counts_once_however_deep() -> None:
     """Direct recursion, and two functions that call each other."""
-    down = [Call("m", "down", True)]
-    ping = [Call("m", "ping", True), Call("m", "pong", True)]
+    down = [FrameCall("m", "down", True)]
+    ping = [FrameCall("m", "ping", True), FrameCall("m", "pong", True)]
     assert own_calls(down * 50) == own_calls(down)
     assert own_calls(ping * 50) == own_calls(ping)
 
 
 def test_library_frames_do_not_count() -> None:
     """A new version of a library does not split a group."""
-    own = Call("shop", "bill", True)
-    one = fingerprint([Error("E", "", [own, Call("lib.v1", "send", False)])])
-    other = fingerprint([Error("E", "", [own, Call("lib.v2", "post", False)])])
+    own = FrameCall("shop", "bill", True)
+    one = fingerprint([Error("E", "", [own, FrameCall("lib.v1", "send", False)])])
+    other = fingerprint([Error("E", "", [own, FrameCall("lib.v2", "post", False)])])
     assert one.value == other.value
 
 
 def test_an_explicit_fingerprint_wins() -> None:
     """The program knows best."""
-    frames = [Call("shop", "bill", True)]
+    frames = [FrameCall("shop", "bill", True)]
     one = fingerprint([Error("A", "x", frames)], explicit="card declined")
     other = fingerprint([Error("B", "y")], explicit="card declined")
     assert one.value == other.value

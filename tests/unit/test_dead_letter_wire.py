@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.dlq import Origin
-from holdfast.dlq.export import from_json, to_json
-from holdfast.dlq.imported import imported, is_foreign
-from holdfast.dlq.letter import Class, Frame, Known, Raised, Stage
-from holdfast.dlq.rows import fingerprint_of
-from holdfast.dlq.rules import ALGORITHM
-from holdfast.dlq.wire import ENVELOPE, from_topic, packed, to_topic
+from holdfast.dlq import CaptureSettings
+from holdfast.dlq.capture.fingerprint import ALGORITHM
+from holdfast.dlq.letter import Class, ExceptionInfo, FailureStage, Frame, KnownFacts
+from holdfast.dlq.store.export import from_json, to_json
+from holdfast.dlq.store.rows import fingerprint_of
+from holdfast.dlq.topic.foreign import imported, is_foreign
+from holdfast.dlq.topic.topic import ENVELOPE, from_topic, packed, to_topic
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
 from holdfast.message import Message
@@ -26,7 +26,7 @@ from tests.dead_letters import failed, letter
 def test_a_letter_comes_back_from_its_topic() -> None:
     """Everything of the envelope, and the message byte for byte."""
     headers = Headers([("x", b"\xff"), ("x", "2"), ("none", None)])
-    origin = Origin(service_version="1.4", git_sha="abc", tenant="x")
+    origin = CaptureSettings(service_version="1.4", git_sha="abc", tenant="x")
     sent = letter(payload=b"\x00\xff", headers=headers, origin=origin)
     carried = to_topic(sent)
     assert carried.topic == "orders.billing.dlq"
@@ -46,7 +46,7 @@ def test_whatever_the_limit_the_envelope_fits_and_can_be_read(
         outer = KeyError(text[:500])
         outer.__cause__ = error
         error = outer
-    sent = letter(error=error, origin=Origin(git_sha="s" * 64, host="h" * 255))
+    sent = letter(error=error, origin=CaptureSettings(git_sha="s" * 64, host="h" * 255))
     assert len(packed(sent, most=most)) <= most
     read = from_topic(to_topic(sent, most=most))
     assert read.dlq_id == sent.dlq_id
@@ -61,7 +61,7 @@ def test_whatever_the_limit_the_envelope_fits_and_can_be_read(
 def test_one_problem_stays_one_group_however_small_its_envelope(most: int) -> None:
     """Frames are left out for room; the fingerprint is that of all of them."""
     chain = tuple(
-        Raised(
+        ExceptionInfo(
             type=f"E{n}",
             text="x" * 400,
             frames=(Frame("shop", "bill", 1, True), *[Frame("lib" * 20, "call" * 10, 1)] * 40),
@@ -74,7 +74,7 @@ def test_one_problem_stays_one_group_however_small_its_envelope(most: int) -> No
     assert read.failure.chain != chain
     found = fingerprint_of(read.failure)
     assert (found.value, found.by) == (fingerprint_of(sent.failure).value, "stack")
-    lied = msgspec.structs.replace(read.failure, known=Known("../..", "me", ("h",), ALGORITHM))
+    lied = msgspec.structs.replace(read.failure, known=KnownFacts("../..", "me", ("h",), ALGORITHM))
     assert fingerprint_of(lied).by == "message"
 
 
@@ -119,7 +119,7 @@ def test_kafka_connect_headers_are_understood() -> None:
     assert read.coordinates.topic == read.message.topic == "orders"
     assert (read.coordinates.lane, read.coordinates.position) == (3, 42)
     assert read.culprit.group == "connect-jdbc"
-    assert (read.failure.stage, read.failure.kind) == (Stage.DESERIALIZE, Class.POISON)
+    assert (read.failure.stage, read.failure.kind) == (FailureStage.DESERIALIZE, Class.POISON)
     assert read.failure.root.type.endswith("DataException")
     assert "\x1b" not in read.failure.root.text
     assert [name for name, _ in read.message.headers] == ["own"]

@@ -6,23 +6,23 @@ import json
 import re
 from pathlib import Path
 
+from prometheus_client import REGISTRY, generate_latest
+
 from holdfast.cli.app import COMMANDS
 from holdfast.cli.dlq import COMMANDS as DLQ
-from holdfast.database import open_database
-from holdfast.outbox.backlog import Backlog, Standing
-from holdfast.outbox.metrics import RelayMetrics, Sampler
-from holdfast.outbox.relay import Health
-from holdfast.outbox.slot_standing import SlotStanding
+from holdfast.db.engine import open_database
+from holdfast.outbox.relay.monitoring import Backlog, BacklogSample, RelayMetrics, Sampler, SlotLag
+from holdfast.outbox.relay.relay import Health
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FULL = Standing(
+FULL = BacklogSample(
     waiting=1,
     is_exact=True,
     oldest_seconds=1.0,
     delayed=0,
     overdue_seconds=0.0,
     parked=0,
-    slot=SlotStanding(is_lost=False, retained=2.0, unconfirmed=1.0, safe=3.0),
+    slot=SlotLag(is_lost=False, retained=2.0, unconfirmed=1.0, safe=3.0),
 )
 
 
@@ -30,7 +30,7 @@ class Sampled(Sampler):
     """A sampler that has a sample."""
 
     @property
-    def latest(self) -> Standing:
+    def latest(self) -> BacklogSample:
         """Return what a full outbox shows."""
         return FULL
 
@@ -46,11 +46,21 @@ def exported() -> str:
 
 def test_alerts_and_dashboard_use_only_series_that_exist() -> None:
     """A renamed metric would silence an alert without anybody noticing."""
-    there = set(re.findall(r"^(holdfast_\w+)", exported(), re.MULTILINE))
+    page = exported() + generate_latest(REGISTRY).decode()  # the endpoint serves both
+    there = set(re.findall(r"^(holdfast_\w+)", page, re.MULTILINE))
     for name in ("prometheus-alerts.yaml", "grafana-relay.json"):
         used = set(re.findall(r"\bholdfast_\w+", (DEPLOY / name).read_text()))
         assert used, name
         assert used <= there, name
+
+
+def test_whatever_keeps_events_in_the_outbox_is_alerted_by_its_cause() -> None:
+    """The age of the outbox tells that something is wrong; these tell what."""
+    rules = (DEPLOY / "prometheus-alerts.yaml").read_text()
+    asked = " ".join(re.findall(r"^ +expr: (.+)$", rules, re.MULTILINE))
+    for series in ("holdfast_relay_outage", "holdfast_relay_hindered",
+                   "holdfast_relay_missing_topics", "holdfast_outbox_parked"):  # fmt: skip
+        assert series in asked, series
 
 
 def test_every_series_starts_at_zero() -> None:
@@ -58,7 +68,7 @@ def test_every_series_starts_at_zero() -> None:
     lines = exported().splitlines()
     for series in ("holdfast_relay_published_total", "holdfast_relay_parked_total",
                    "holdfast_relay_outage", "holdfast_relay_leases_owned",
-                   "holdfast_relay_slots_lost_total", "holdfast_relay_hindered",
+                   "holdfast_relay_hindered", "holdfast_relay_missing_topics",
                    "holdfast_relay_step_seconds_count"):  # fmt: skip
         assert f"{series} 0.0" in lines
 

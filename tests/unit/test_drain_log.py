@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.brokers import connect
 from holdfast.cli import progress
-from holdfast.cli.progress import DrainLog
-from holdfast.cli.sidecar import RelaySettings, Sidecar
-from holdfast.database import open_database
-from holdfast.outbox import Event, Outbox, Step, create_tables
+from holdfast.cli.progress import DrainLog, shown_progress
+from holdfast.db.engine import open_database
+from holdfast.outbox import Event, Outbox, RelayStep, create_tables
+from holdfast.outbox.relay.service import RelayService, RelaySettings
 from holdfast.testing import VirtualClock
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def test_a_drain_is_told_with_rate_and_remaining_time(caplog: pytest.LogCaptureF
     drain = DrainLog(lambda: left, clock=clock)
     for _ in range(20):
         clock.advance(1)
-        drain(Step(published=10_000))
+        drain(RelayStep(published=10_000))
     left = 12
     for _ in range(10):
         clock.advance(1)
-        drain(Step(published=1))
+        drain(RelayStep(published=1))
     assert caplog.messages == [
         "draining a backlog: 5,000,000 events wait, 10,000/s, 8 min left at that rate",
         "draining a backlog: 5,000,000 events wait, 10,000/s, 8 min left at that rate",
@@ -45,10 +45,10 @@ def test_a_relay_without_a_backlog_asks_and_says_nothing(caplog: pytest.LogCaptu
     drain = DrainLog(lambda: len(asked.append(1) or asked), clock=clock)  # type: ignore[func-returns-value]
     for _ in range(50):
         clock.advance(1)
-        drain(Step(idle=True))
+        drain(RelayStep(idle=True))
     assert not asked
     clock.advance(10)
-    drain(Step(published=5))
+    drain(RelayStep(published=5))
     assert (asked, caplog.messages) == ([1], [])
 
 
@@ -67,6 +67,10 @@ def test_the_relay_logs_it_where_no_terminal_is(
     with engine.begin() as db:
         Outbox().add_all(db, [Event(body=n, topic="t") for n in range(40)])
     engine.dispose()
-    assert Sidecar(RelaySettings(database=shop, broker=to, batch=10)).run_once() == 40
+    with (
+        RelayService(RelaySettings(database=shop, broker=to, batch=10)) as service,
+        shown_progress(service.waiting) as observe,
+    ):
+        assert service.run_once(observe).published == 40
     assert "draining a backlog: 30 events wait" in caplog.text
     assert "the backlog is drained" in caplog.text

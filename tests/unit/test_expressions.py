@@ -16,6 +16,7 @@ import pkgutil
 import re
 import signal
 import time
+from functools import cache
 from re import _constants as words  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +25,11 @@ import pytest
 
 import holdfast
 from holdfast.cli.display import plain
-from holdfast.cli.logs import JsonFormatter
-from holdfast.dlq.redaction import Redaction
-from holdfast.dlq.rules import _expression, parameterised
+from holdfast.dlq.capture.fingerprint import _expression, parameterised
+from holdfast.dlq.protection.redaction import Redaction
 from holdfast.scrubbing import clean, scrubbed, text_of, without_sql
 from holdfast.statements import ends_transaction
+from holdfast.tracing import JsonFormatter
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -39,12 +40,21 @@ LARGE = 1_000_000
 SMALL = 3_000
 SECONDS = 8.0
 """CPU time for 1 MB; what is quadratic takes minutes, what is exponential never ends."""
+QUICK = 4
+"""By so much less is tried in a quick run."""
 _METHODS = frozenset(
     {"search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 )
 _MAKES = _METHODS | {"compile"}
-_NOT_OURS = {"holdfast.sql._NAME"}
+_NOT_OURS = {"holdfast.db.sql._NAME"}
 """Patterns that meet our own files alone."""
+
+
+@pytest.fixture(autouse=True)
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try smaller texts in a quick run."""
+    if request.config.getoption("quick"):
+        monkeypatch.setitem(globals(), "LARGE", LARGE // QUICK)
 
 
 class Use(NamedTuple):
@@ -80,7 +90,10 @@ def uses() -> list[Use]:
                     continue
                 found += (Use(whole, pattern, way) for way in sorted(asked or {"search"}))
     everything = ("url", "email", "uuid", "time", "ip", "ip6", "hex", "number")
-    return [*found, Use("holdfast.dlq.rules._expression", _expression(*everything), "sub")]
+    return [
+        *found,
+        Use("holdfast.dlq.capture.fingerprint._expression", _expression(*everything), "sub"),
+    ]
 
 
 def _patterns(value: Any) -> list[re.Pattern[str]]:
@@ -96,10 +109,20 @@ def _patterns(value: Any) -> list[re.Pattern[str]]:
 def _asked(module: ModuleType, name: str) -> set[str]:
     """Return the methods that *module* calls on its pattern *name*, or hands on."""
     found = set()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
+    for node in _nodes(module):
         if isinstance(node, ast.Attribute) and _is_name(node.value, name):
             found.add(node.attr)
     return found & _METHODS
+
+
+@cache
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
+
+
+@cache
+def _nodes(module: ModuleType) -> list[ast.AST]:
+    return list(ast.walk(_tree(module)))
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
@@ -108,8 +131,8 @@ def _is_name(node: ast.AST, name: str) -> bool:
 
 def _is_made_elsewhere(module: ModuleType, name: str) -> bool:
     """Whether *name* is only imported, and asked where it is made."""
-    tree = ast.parse(inspect.getsource(module))
-    made = {target.id for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))
+    body = _tree(module).body
+    made = {target.id for node in body if isinstance(node, (ast.Assign, ast.AnnAssign))
             for target in ast.walk(node) if isinstance(target, ast.Name)}  # fmt: skip
     return name not in made
 
@@ -212,13 +235,15 @@ def test_every_expression_is_found_by_this_test() -> None:
     """None is made in passing, where no test would see it."""
     made = []
     for module in modules():
-        for function in ast.walk(ast.parse(inspect.getsource(module))):
+        if "re." not in inspect.getsource(module):
+            continue
+        for function in _nodes(module):
             if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             for node in ast.walk(function):
                 if isinstance(node, ast.Attribute) and _is_name(node.value, "re"):
                     made += [f"{module.__name__}.{function.name}"] * (node.attr in _MAKES)
-    assert made == ["holdfast.dlq.rules._expression"]
+    assert made == ["holdfast.dlq.capture.fingerprint._expression"]
     assert len(USES) > 40
 
 

@@ -79,7 +79,7 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
 
 def connected(proxy: FaultProxy) -> socket.socket:
     client = socket.create_connection((proxy.host, proxy.port), timeout=60)
-    client.settimeout(10)
+    client.settimeout(60)
     return client
 
 
@@ -115,7 +115,7 @@ def is_silent(client: socket.socket) -> bool:
     except TimeoutError:
         return True
     finally:
-        client.settimeout(10)
+        client.settimeout(60)
     return False
 
 

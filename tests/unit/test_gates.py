@@ -7,8 +7,8 @@ import pytest
 from holdfast import Message
 from holdfast.circuit import Breaker, CircuitPolicy, Closed, HalfOpen, LastCalls, Open, circuit
 from holdfast.consumer import Consumer
-from holdfast.consumer.gates import Gates
-from holdfast.consumer.work import Work
+from holdfast.consumer.scheduling.circuit_gate import CircuitGate
+from holdfast.consumer.scheduling.work import Work
 from holdfast.testing import VirtualClock
 
 POLICY = CircuitPolicy(
@@ -25,7 +25,7 @@ class Gate:
         consumer = Consumer("memory:", group="g", clock=self.clock)
         consumer.on("orders")(circuit("bank", breaker=self.breaker)(lambda order: None))
         self._route = consumer._routes["orders"]
-        self._gates = Gates([self._route], self.clock)
+        self._gates = CircuitGate([self._route], self.clock)
         self.in_hand: list[Work] = []
 
     def enter(self) -> Work | None:
@@ -33,7 +33,7 @@ class Gate:
         work = Work(route=self._route, message=Message.new("orders", b"1"), lane_key=())
         if not self._gates.enter(work):
             return None
-        work.begun = True
+        work.begin()
         self.in_hand.append(work)
         return work
 

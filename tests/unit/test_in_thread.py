@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.in_thread import to_the_end
+from holdfast.concurrency import to_the_end
 
 NEVER = 30.0
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.db.text import fitted
+from holdfast.durations import as_text, in_seconds
 from holdfast.errors import ConfigurationError, PlanError
 from holdfast.idempotency import Inbox, idempotency_key, idempotent
-from holdfast.idempotency.keys import content_digest, fitted, message_key
-from holdfast.idempotency.window import as_text, in_seconds
+from holdfast.idempotency.identity import content_digest, message_key
 from holdfast.retry import retry
 
 

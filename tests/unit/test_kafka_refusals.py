@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.brokers.kafka.refusals import check_outage, is_open, try_alone
+from holdfast.brokers.kafka.errors import check_outage, is_open, try_alone
 from holdfast.errors import BrokerDown, ConfigurationError, InvalidMessage, Transient
 from holdfast.message import Message
 from holdfast.ports import Published

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from holdfast.brokers.kafka.broker import KafkaSettings
 from holdfast.brokers.kafka.confluent import producer
 from holdfast.brokers.kafka.confluent.producer import ConfluentProducer
-from holdfast.brokers.kafka.settings import KafkaSettings
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
 from holdfast.message import Message

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from holdfast.cli.display import excerpt, plain
-from holdfast.cli.logs import JsonFormatter, TextFormatter
+from holdfast.cli.logs import TextFormatter
+from holdfast.tracing import JsonFormatter
 
 SECRET = "kafka://user:hunter2@host:9092"
 

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Lane
-from holdfast.brokers.embedded.membership import balance
+from holdfast.brokers.groups.assignment import balance
+from holdfast.ports import Lane
 
 MEMBERS = st.sets(st.sampled_from("abcdefgh"), min_size=1)
 LANES = st.integers(min_value=0, max_value=30)

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class TestMemoryBroker(BrokerConformance):
     """The kit against `memory:`."""
 
-    session = 1.0
+    session = 2.0
 
     @pytest.fixture
-    def broker(self) -> Iterator[Broker]:
-        """Return a private broker with short leases."""
-        broker = connect("memory:?session=1&lease=0.5")
+    def broker(self, expires: bool) -> Iterator[Broker]:
+        """Return a private broker, with short leases where the test waits for their end."""
+        terms = f"session={self.session}&lease=1.2" if expires else "session=90&lease=90"
+        broker = connect(f"memory:?{terms}")
         yield broker
         broker.close()
 

@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidMessage
-from holdfast.headers import Headers
-from holdfast.message import (
-    REPLAY_HEADER,
-    REPLAY_MARKS,
-    Message,
-    carry,
-    current_message,
-    handling,
-    utc,
-)
+from holdfast.headers import REPLAY_GROUP, REPLAY_MARKS, Headers
+from holdfast.message import Message, carry, current_message, handling, utc
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -176,13 +168,13 @@ def test_a_replayed_message_says_so() -> None:
     """Handlers suppress effects by it."""
     assert not cause().is_replay
     marks = dict.fromkeys(REPLAY_MARKS, "x") | {
-        REPLAY_HEADER: "billing",
+        REPLAY_GROUP: "billing",
         "x-replay-topic": "orders",
     }
     assert cause(headers=Headers(marks)).is_replay
     assert cause(headers=Headers(marks), topic="orders.billing.replay").is_replay
     assert not cause(headers=Headers(marks), topic="clicks").is_replay
-    assert not cause(headers=Headers({REPLAY_HEADER: "billing"})).is_replay
+    assert not cause(headers=Headers({REPLAY_GROUP: "billing"})).is_replay
 
 
 def test_times_are_compared_in_utc() -> None:

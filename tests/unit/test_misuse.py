@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from holdfast import Message, PlanError
 from holdfast.circuit import circuit
-from holdfast.consumer import Consumer, Ending
-from holdfast.database import open_database
+from holdfast.consumer import Consumer, HandlerEnding
+from holdfast.db.engine import open_database
 from holdfast.dlq import dead_letter
 from holdfast.effects import effect
 from holdfast.errors import ConfigurationError
@@ -41,11 +41,9 @@ def consumer() -> Consumer:
 @pytest.mark.parametrize(
     ("wrong", "fix"),
     [
-        (lambda: retry(plain), r"write @retry\(\) with parentheses"),
         (lambda: timeout(plain), r"e.g. @timeout\(5\)"),
         (lambda: circuit(plain), r"e.g. @circuit\('payment-gateway'\)"),
-        (lambda: dead_letter(plain), r"write @dead_letter\(\) with parentheses"),
-        (lambda: dead_letter("orders.dlq"), "pass a StoreHome"),
+        (lambda: dead_letter("orders.dlq"), "pass a DeadLetterStore"),
         (lambda: consumer().on(plain), r"e.g. @consumer.on\('orders'\)"),
         (lambda: consumer().on(["orders", "bills"]), "write it several times"),
         (lambda: Consumer("memory:", group=None), "name the consumer group"),
@@ -133,14 +131,14 @@ def test_a_handler_is_called_by_its_own_colour() -> None:
     both.on("orders")(plain)
     both.on("async-orders")(waiting)
     message = Message.new("orders", b"{}")
-    assert both.handler("orders")(message).ending is Ending.HANDLED
+    assert both.handler("orders")(message).ending is HandlerEnding.HANDLED
 
-    async def loop() -> Ending:
+    async def loop() -> HandlerEnding:
         outcome = await both.handler("async-orders")(message)
-        ending: Ending = outcome.ending
+        ending: HandlerEnding = outcome.ending
         return ending
 
-    assert asyncio.run(loop()) is Ending.HANDLED
+    assert asyncio.run(loop()) is HandlerEnding.HANDLED
 
 
 def test_memory_is_not_kept_under_a_name_that_others_share() -> None:

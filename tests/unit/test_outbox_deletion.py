@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from holdfast.outbox.deletion import runs
+from holdfast.outbox.relay.lease_engine import runs
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.wal.frames import (
-    Keepalive,
-    Malformed,
-    keepalive,
-    position,
-    position_text,
-    status,
-)
-from holdfast.outbox.wal.intake import Covered, Intake
+from holdfast.outbox.wal.catchup import Snapshot
 from holdfast.outbox.wal.pgoutput import (
     UNCHANGED,
     Begin,
@@ -35,9 +27,17 @@ from holdfast.outbox.wal.pgoutput import (
     Unchanged,
     Update,
     decode,
+    reader,
 )
-from holdfast.outbox.wal.rowform import reader
-from holdfast.outbox.wal.visibility import Snapshot
+from holdfast.outbox.wal.protocol import (
+    Keepalive,
+    Malformed,
+    keepalive,
+    position,
+    position_text,
+    status,
+)
+from holdfast.outbox.wal.reading import Covered, StreamIntake
 
 VALUES = st.lists(st.one_of(st.none(), st.just(UNCHANGED), st.binary(max_size=40)), max_size=6)
 NUMBER = st.integers(0, 2**32 - 1)
@@ -298,9 +298,9 @@ def test_an_outbox_published_without_a_column_is_a_configuration_error() -> None
         reader(outbox(COLUMNS[:6] + COLUMNS[7:]))
 
 
-def intake(covered: Covered | None = None, most: int = 100) -> Intake:
+def intake(covered: Covered | None = None, most: int = 100) -> StreamIntake:
     """Return an intake that knows the table."""
-    taking = Intake(most, covered)
+    taking = StreamIntake(most, covered)
     taking.feed(relation(9, "holdfast_outbox", COLUMNS))
     return taking
 

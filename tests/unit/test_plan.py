@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
 import gc
 import inspect
+import pickle
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import PlanError
-from holdfast.layer import Again, Call, Done, Layer, Stage
+from holdfast.call import Again, Call, Done, Stage
+from holdfast.layer import Layer
 
 if TYPE_CHECKING:
-    from holdfast.plan import Handler
+    from holdfast.pipeline import Handler
 
 
 class Recording(Layer):
@@ -394,3 +398,57 @@ def test_no_garbage_is_left_by_a_failed_call() -> None:
         assert [ref() for ref in held] == [None, None]
     finally:
         gc.enable()
+
+
+@Retry(2)
+def plain(number: int = 1) -> int:
+    """Return the next number."""
+    return number + 1
+
+
+@Retry(2)
+async def coloured(number: int) -> int:
+    """Return the number."""
+    return number
+
+
+class Waiting:
+    """An object that is called like an async def."""
+
+    async def __call__(self, number: int) -> int:
+        """Return the number."""
+        return number
+
+
+def test_a_decorated_function_keeps_its_colour() -> None:
+    """Whoever asks `inspect` or asyncio gets the function's own answer, also for methods."""
+
+    class Shop:
+        sell = Retry(2)(plain.plan.function)
+        stock = Retry(2)(coloured.plan.function)
+
+    for handler in (coloured, Shop().stock, Retry(2)(Waiting())):
+        assert inspect.iscoroutinefunction(handler)
+    for handler in (plain, Shop().sell):
+        assert not inspect.iscoroutinefunction(handler)
+    for handler in (plain, coloured):
+        assert inspect.signature(handler) == inspect.signature(handler.plan.function)
+        assert handler.__doc__
+        assert not inspect.isgeneratorfunction(handler)
+
+
+def test_a_decorated_function_is_pickled_and_copied_as_functions_are() -> None:
+    """By name: what comes back is the handler itself, with its layers."""
+    for handler in (plain, coloured):
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            assert pickle.loads(pickle.dumps(handler, protocol)) is handler  # noqa: S301
+        assert copy.copy(handler) is handler
+        assert copy.deepcopy([handler]) == [handler]
+    with pytest.raises(pickle.PicklingError, match="decorate a def of a module"):
+        pickle.dumps(Retry(2)(functools.partial(print, 1)))
+
+
+def test_a_decorated_function_shows_what_stands_around_it() -> None:
+    """In a log or a debugger."""
+    assert repr(coloured) == f"<Handler {Retry.label} async def coloured>"
+    assert repr(plain) == f"<Handler {Retry.label} def plain>"

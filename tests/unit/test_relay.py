@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.outbox import Relay
-from holdfast.outbox.engine import Step
+from holdfast.outbox.relay.relay import RelayStep
 from holdfast.testing import VirtualClock
 
 
@@ -14,12 +14,12 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, said: Step) -> None:
+    def __init__(self, said: RelayStep) -> None:
         self.said = said
         self.steps = 0
         self.relay: Relay | None = None
 
-    def step(self) -> Step:
+    def step(self) -> RelayStep:
         self.steps += 1
         if self.steps == 10 and self.relay is not None:
             self.relay.stop()
@@ -31,13 +31,13 @@ class Scripted:
 @pytest.mark.parametrize(
     ("said", "waits"),
     [
-        (Step(idle=True), True),
-        (Step(idle=True, rested=True), False),
-        (Step(published=1), False),
+        (RelayStep(idle=True), True),
+        (RelayStep(idle=True, rested=True), False),
+        (RelayStep(published=1), False),
     ],
 )
 def test_a_relay_waits_only_where_its_engine_had_nothing_to_do_and_did_not_wait(
-    said: Step, waits: bool
+    said: RelayStep, waits: bool
 ) -> None:
     """An engine that waits by itself is back with the first event; waiting on would delay it."""
     clock, engine = VirtualClock(auto=True), Scripted(said)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.dlq.positions import is_newer
-from holdfast.dlq.replay.manifest import Candidate
-from holdfast.dlq.replay.outermost import Outermost, by_key
-from holdfast.dlq.rows import key_hash
+from holdfast.dlq.replay.selection import LetterRef
+from holdfast.dlq.replay.survey import OrderExtremes, by_key
+from holdfast.dlq.store.overtaking import is_newer
+from holdfast.dlq.store.rows import key_hash
 
 
 def row(seq: int, lane: int | None, position: str | None, key: bytes = b"k") -> Any:
@@ -20,12 +20,12 @@ def row(seq: int, lane: int | None, position: str | None, key: bytes = b"k") -> 
                            position=position, key_hash=key_hash(key))  # fmt: skip
 
 
-def letter(seq: int, lane: int, position: str, key: bytes | None = b"k") -> Candidate:
-    return Candidate(dlq_id=f"d-{seq}", topic="orders", group="billing", partition=lane,
+def letter(seq: int, lane: int, position: str, key: bytes | None = b"k") -> LetterRef:
+    return LetterRef(dlq_id=f"d-{seq}", topic="orders", group="billing", partition=lane,
                      position=position, key=key, seq=seq)  # fmt: skip
 
 
-def one_by_one(rows: list[Any], found: Candidate, *, newest: bool) -> bool:
+def one_by_one(rows: list[Any], found: LetterRef, *, newest: bool) -> bool:
     """Compare each row with *found*, as slow as it is plain."""
 
     def beyond(one: Any) -> bool:
@@ -52,7 +52,7 @@ def test_the_outermost_decide_as_all_would(newest: bool) -> None:
             for _ in range(rng.randrange(5))
         ]
         found = letter(rng.randrange(20), rng.choice([-1, 0, 1]), rng.choice(["", place()]))
-        outermost = Outermost.newest() if newest else Outermost.earliest()
+        outermost = OrderExtremes.newest() if newest else OrderExtremes.earliest()
         for one in rows:
             outermost.add(one)
         beyond = outermost.beyond(by_key([found]))
@@ -69,7 +69,7 @@ def test_a_key_with_many_messages_is_compared_once_for_each() -> None:
         compared += 1
         return bool(operator.gt(one, other))
 
-    outermost = Outermost(further)
+    outermost = OrderExtremes(further)
     for n in range(1000):
         outermost.add(row(n, 0, str(n)))
     assert len(outermost.beyond(by_key(letter(n, 0, str(n)) for n in range(1000)))) == 999
@@ -78,6 +78,6 @@ def test_a_key_with_many_messages_is_compared_once_for_each() -> None:
 
 def test_another_key_and_no_key_are_nobodys_business() -> None:
     """Order counts within a key."""
-    outermost = Outermost.newest()
+    outermost = OrderExtremes.newest()
     outermost.add(row(9, 0, "9", key=b"other"))
     assert outermost.beyond(by_key([letter(1, 0, "1"), letter(2, 0, "2", key=None)])) == {}

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.dlq.positions import place_of
-from holdfast.dlq.replay.manifest import Candidate, arranged, digest, in_source_order
-from holdfast.dlq.replay.rate import Bucket, Rate
-from holdfast.dlq.replay.state import NotNow, PlanState, check_move
-from holdfast.dlq.replay.steps import (
+from holdfast.dlq.replay.plan import (
     Await,
+    Bucket,
     Counted,
     Finish,
-    Policy,
+    NotNow,
+    PlanState,
+    Rate,
     Send,
     Stop,
-    Unconfirmed,
+    StopPolicy,
+    StopUnconfirmed,
+    check_move,
     gates,
     next_step,
 )
+from holdfast.dlq.replay.selection import LetterRef, arranged, digest, in_source_order
+from holdfast.dlq.store.overtaking import place_of
 from holdfast.errors import ConfigurationError
 from holdfast.testing import VirtualClock
 
-POLICY = Policy(canary=10, ramp=(0.1, 0.5), patience=60)
+POLICY = StopPolicy(canary=10, ramp=(0.1, 0.5), patience=60)
 
 
 def letter(
     number: int, *, key: str | None = None, kind: str = "a", version: str = "1"
-) -> Candidate:
-    return Candidate(
+) -> LetterRef:
+    return LetterRef(
         dlq_id=f"id-{number}",
         topic="orders",
         group="billing",
@@ -87,8 +90,8 @@ def test_failures_stop_a_plan_as_soon_as_no_success_can_make_up_for_them() -> No
     assert isinstance(step, Stop)
     assert "2 of the last 2 failed again (100%" in step.reason
     counted = Counted(total=1000, sent=700, recent_confirmed=10, recent_failed=1)
-    assert isinstance(next_step(counted, Policy(failure_ratio=0)), Stop)
-    half = Policy(failure_ratio=0.5)
+    assert isinstance(next_step(counted, StopPolicy(failure_ratio=0)), Stop)
+    half = StopPolicy(failure_ratio=0.5)
     assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=10), half), Send)
     assert isinstance(next_step(Counted(total=1000, sent=700, recent_failed=11), half), Stop)
 
@@ -103,7 +106,7 @@ def test_a_new_kind_of_failure_stops_a_plan() -> None:
 def test_a_plan_that_was_sent_but_not_confirmed_is_not_done() -> None:
     """It ends unconfirmed, with the number of those that nobody spoke for."""
     counted = Counted(total=100, sent=100, confirmed=98, waiting_below_sent=2, idle=61)
-    assert next_step(counted, POLICY) == Unconfirmed(2)
+    assert next_step(counted, POLICY) == StopUnconfirmed(2)
 
 
 def test_a_plan_smaller_than_its_canary_is_all_canary() -> None:
@@ -115,11 +118,11 @@ def test_a_plan_smaller_than_its_canary_is_all_canary() -> None:
 def test_nonsense_terms_are_refused() -> None:
     """With the value and the fix."""
     with pytest.raises(ConfigurationError, match="canary"):
-        Policy(canary=-1)
+        StopPolicy(canary=-1)
     with pytest.raises(ConfigurationError, match="ramp"):
-        Policy(ramp=(0.5, 0.1))
+        StopPolicy(ramp=(0.5, 0.1))
     with pytest.raises(ConfigurationError, match="failure ratio"):
-        Policy(failure_ratio=1.0)
+        StopPolicy(failure_ratio=1.0)
     with pytest.raises(ConfigurationError, match="500/s"):
         Rate.parse("fast")
     with pytest.raises(ConfigurationError, match="above 0"):

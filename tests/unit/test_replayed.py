@@ -8,16 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.brokers.nats.wire import headers_of as nats_headers
+from holdfast.brokers.nats.jetstream import headers_of as nats_headers
 from holdfast.cloudevents import text_list, to_wire, unstaged
-from holdfast.dlq.replay.marks import Marks, Stamp
-from holdfast.dlq.replay.replayed import NO_TIME, Replayed
-from holdfast.dlq.rows import header_text
-from holdfast.headers import Headers
+from holdfast.dlq.replay.reading import NO_TIME, ReplayMessage
+from holdfast.headers import Headers, ReplayHeaders, ReplayStamp
 from holdfast.message import Message
+from holdfast.stored_message import header_text
 
-STAMP = Stamp(group="billing", plan="p-1", topic="orders")
-MARKS = Marks(group="billing", plan="p-1", dlq_id="d-1", topic="orders", count=2)
+STAMP = ReplayStamp(group="billing", plan="p-1", topic="orders")
+MARKS = ReplayHeaders(group="billing", plan="p-1", dlq_id="d-1", topic="orders", count=2)
 AT = datetime(2026, 11, 17, 3, 0, 0, 123456, UTC)
 EVERYTHING: dict[str, Any] = {
     "correlation_id": "c", "causation_id": "w", "content_type": "application/json",
@@ -31,7 +30,7 @@ def both(**fields: Any) -> tuple[Message, Any]:
     chosen = {"key": b"k", "payload": b"{}", "source": "/shop", **fields}
     plain = Message(id="m-1", topic="orders.billing.replay", type="Placed", time=AT,
                     headers=MARKS.stamped(own), **chosen)  # fmt: skip
-    sent = Replayed(
+    sent = ReplayMessage(
         id=plain.id,
         topic=plain.topic,
         payload=plain.payload,

@@ -18,8 +18,9 @@ from holdfast import (
     StaleDelivery,
     Transient,
 )
+from holdfast.call import Call, Stage
 from holdfast.clock import SystemClock
-from holdfast.layer import Call, Layer, Stage
+from holdfast.layer import Layer
 from holdfast.retry import (
     Backoff,
     Budget,
@@ -36,7 +37,7 @@ from holdfast.testing import VirtualClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.plan import Handler
+    from holdfast.pipeline import Handler
 
 STEADY = Backoff(first=1, ceiling=8, attempts=4, jitter=Jitter.NONE)
 
@@ -470,7 +471,6 @@ def test_describe_says_policy_and_limits() -> None:
 @pytest.mark.parametrize(
     ("write", "fix"),
     [
-        (lambda: retry(lambda: None), "parentheses"),
         (lambda: retry(3), "Backoff"),
         (lambda: retry(stop=3), "stop_"),
         (lambda: retry(deadline=0), "deadline"),
@@ -503,3 +503,21 @@ def test_a_generator_function_is_refused() -> None:
 def test_the_system_clock_is_the_default() -> None:
     """Nobody has to name a clock."""
     assert isinstance(retry()(lambda: None).plan.clock, SystemClock)
+
+
+def test_parentheses_may_be_left_out() -> None:
+    """`@retry` alone means the default policy, also above other decorators and on methods."""
+    calls = []
+
+    class Shop:
+        @retry
+        @timeout(5)
+        def sell(self, item: str) -> str:
+            calls.append(item)
+            if len(calls) == 1:
+                raise ConnectionError
+            return item
+
+    assert Shop().sell("tea") == "tea"
+    assert calls == ["tea", "tea"]
+    assert "up to 5 attempts" in Shop.sell.explain()

@@ -57,6 +57,17 @@ def test_waits_decide_the_delays(wait: Any, seconds: float) -> None:
     assert run(retry(wait), script) == ("done", seconds)
 
 
+def test_arguments_have_tenacity_s_names() -> None:
+    """`wait=` and `stop=` read as they do there."""
+    script = Script(*[ConnectionError()] * 9)
+    layer = retry(wait=tenacity.wait_fixed(2), stop=tenacity.stop_after_attempt(4))
+    result, seconds = run(layer, script)
+    assert isinstance(result, ConnectionError)
+    assert (script.calls, seconds) == (4, 6)
+    with pytest.raises(ConfigurationError, match="both say how long to wait"):
+        retry(Backoff(), wait=tenacity.wait_fixed(1))  # type: ignore[call-overload]
+
+
 def test_random_waits_stay_in_their_range() -> None:
     """The drawing is left to tenacity."""
     script = Script(ConnectionError(), "done")

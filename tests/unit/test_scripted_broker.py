@@ -10,8 +10,8 @@ from holdfast.errors import BrokerDown, MessageTooLarge
 from holdfast.message import Message
 from holdfast.testing import (
     Crash,
+    EventHistory,
     Fault,
-    History,
     ScriptedBroker,
     Violation,
     VirtualClock,
@@ -145,7 +145,7 @@ def test_nothing_swallows_a_crash() -> None:
 
 def test_two_scripted_brokers_are_two_processes_of_one_broker() -> None:
     """A crash of one leaves the other alive, and both are in one history."""
-    history = History()
+    history = EventHistory()
     first = ScriptedBroker(clock=VirtualClock(auto=True), history=history)
     first.create_topic(TOPIC, partitions=2)
     second = ScriptedBroker(broker=first.wrapped, history=history)

@@ -8,10 +8,10 @@ import pytest
 from holdfast.cloudevents import to_wire
 from holdfast.message import Message
 from holdfast.outbox.rows import Row, staged
-from holdfast.staged import Staged, packed
+from holdfast.stored_message import StoredMessage, packed
 
 
-def _staged(**headers: str | bytes | None) -> Staged:
+def _staged(**headers: str | bytes | None) -> StoredMessage:
     message = Message.new("t", b"x", key="k", headers=list(headers.items()))
     text = msgspec.json.encode(packed(to_wire(message))).decode()
     return staged(Row(1, 7, "t", "k", b"x", text, message.id, "message"))

@@ -11,14 +11,13 @@ import msgspec
 import pytest
 
 from holdfast.brokers import connect
-from holdfast.caps import Counts, Pause
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, MessageTooLarge, Unsupported
 from holdfast.headers import Headers
-from holdfast.ports import Published
+from holdfast.ports import BrokerPowers, Counts, GroupProgress, LaneProgress, Pause, Published
 from holdfast.testing import VirtualClock
 from holdfast.testing.conformance import BrokerConformance
-from holdfast.testing.conformance.stage import Stage
+from holdfast.testing.conformance.stage import ConformanceStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +80,10 @@ class Wrapper:
         return got
 
 
-class SabotagedBroker:
+class SabotagedBroker(BrokerPowers):
     """A broker in memory with a sabotage."""
+
+    tells_progress = True
 
     def __init__(self, sabotage: Sabotage, clock: Clock) -> None:
         self.name = sabotage.what
@@ -96,7 +97,11 @@ class SabotagedBroker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def sink(self) -> Sink:
+    def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Create the topic."""
+        self.inner.create_topic(topic, partitions=partitions)
+
+    def sink(self, **_: Any) -> Sink:
         """Return a sabotaged sink."""
         sink: Any = Wrapper(self.inner.sink(), self, self._sabotage.sink)
         return sink  # type: ignore[no-any-return]
@@ -116,6 +121,14 @@ class SabotagedBroker:
         lag: Mapping[Lane, int] = self.inner.lag(group, topics)
         alter = self._sabotage.broker.get("lag")
         return lag if alter is None else alter(lag)
+
+    def progress(self, group: str, topics: Sequence[str] | None = None) -> GroupProgress:
+        """Return how far the group is, or what the sabotage makes of it."""
+        ask = self._sabotage.broker.get("progress")
+        found: GroupProgress = (
+            self.inner.progress(group, topics) if ask is None else ask(self, group, topics)
+        )
+        return found
 
     def create_group(self, topic: str, group: str) -> None:
         """Create the group, or do what the sabotage does instead."""
@@ -137,13 +150,14 @@ class SabotagedBroker:
         pruned: Mapping[str, int] = self.inner.prune(topics, **options)
         return pruned
 
-    def abandon(self, source: Any) -> None:
+    def abandon(self, source: Any) -> bool:
         """Abandon, or do what the sabotage does instead."""
         abandon = self._sabotage.broker.get("abandon")
         if abandon is None:
             self.inner.abandon(source.inner)
         else:
             abandon(self, source)
+        return True
 
 
 class Kit(BrokerConformance):
@@ -155,6 +169,10 @@ class Kit(BrokerConformance):
         self.clock = clock
         self.settle_in = settle_in
 
+    def abandon(self, broker: Any, source: Source) -> None:
+        """Let the broker itself do it."""
+        broker.abandon(source)
+
     def dead_letters(self, broker: Broker, topic: str, group: str) -> list[bytes | None]:
         """Find none."""
         return []
@@ -163,9 +181,9 @@ class Kit(BrokerConformance):
 def run(sabotage: Sabotage, promise: str, folder: Path) -> None:
     """Run one test of the kit against a broker with *sabotage*."""
     clock: Clock = SYSTEM_CLOCK if promise in IN_REAL_TIME else VirtualClock(auto=True)
-    kit = Kit(clock, settle_in=10.0 if sabotage is HONEST else 0.3)
+    kit = Kit(clock, settle_in=60.0 if sabotage is HONEST else 0.3)
     broker: Any = SabotagedBroker(sabotage, clock)
-    stage = Stage(kit, broker, url=None, folder=folder)
+    stage = ConformanceStage(kit, broker, url=None, folder=folder)
     try:
         if promise == "test_a_released_message_is_handed_out_again":
             kit.test_a_released_message_is_handed_out_again(stage, blame=True)
@@ -407,6 +425,26 @@ def forget_who_has_read_nothing(me: SabotagedBroker) -> None:
         db.execute("DELETE FROM hf_cursor WHERE committed = 0")
 
 
+def progress_of_lanes(
+    change: Callable[[LaneProgress], LaneProgress],
+) -> Callable[[SabotagedBroker, str, Sequence[str] | None], GroupProgress]:
+    """Return an answer in which every lane is changed."""
+
+    def ask(me: SabotagedBroker, group: str, topics: Sequence[str] | None) -> GroupProgress:
+        found: GroupProgress = me.inner.progress(group, topics)
+        return replace(found, lanes={lane: change(one) for lane, one in found.lanes.items()})
+
+    return ask
+
+
+def progress_of_everybody(
+    me: SabotagedBroker, _: str, topics: Sequence[str] | None
+) -> GroupProgress:
+    counts = me.inner.lag("nobody", me.inner.topics() if topics is None else topics)
+    lanes = {lane: LaneProgress(unsettled=count) for lane, count in counts.items()}
+    return GroupProgress(lanes=lanes, members={lane.topic: 1 for lane in lanes})
+
+
 def poll_with_zombies(me: Wrapper, limit: int, timeout: float) -> list[Delivery]:
     for zombie in me.broker.notes.get("zombies", []):
         zombie.poll(1, 0.0)
@@ -633,6 +671,26 @@ SABOTAGES = [
         what="lag is always zero",
         broker={"lag": lambda lag: dict.fromkeys(lag, 0)},
         found_by=["lag_counts_what_is_not_settled"],
+    ),
+    Sabotage(
+        what="all that was published counts, for any group",
+        broker={"progress": progress_of_everybody},
+        found_by=[
+            "progress_agrees_with_what_was_settled",
+            "progress_counts_what_was_published_since",
+            "the_topics_of_a_group_are_found",
+            "a_group_or_topic_that_does_not_exist_is_an_error",
+        ],
+    ),
+    Sabotage(
+        what="the committed position is the end",
+        broker={"progress": progress_of_lanes(lambda one: replace(one, committed=one.end))},
+        found_by=["progress_agrees_with_what_was_settled"],
+    ),
+    Sabotage(
+        what="the age of the lag is that of the newest message",
+        broker={"progress": progress_of_lanes(lambda one: replace(one, oldest=1e9))},
+        found_by=["progress_agrees_with_what_was_settled"],
     ),
     # -- membership
     Sabotage(

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.brokers import connect
-from holdfast.caps import Counts, Pause, Settle
 from holdfast.errors import Unsupported
+from holdfast.ports import Counts, Pause, Settle
 from holdfast.testing import VirtualClock
 from holdfast.testing.conformance import BrokerConformance
-from holdfast.watermark import Watermark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,7 +62,7 @@ class LogSource:
     def __init__(self, broker: LogBroker, wrapped: Any) -> None:
         self.caps = broker.caps
         self.wrapped = wrapped
-        self._marks: dict[tuple[Lane, int], Watermark] = {}
+        self._open: dict[tuple[Lane, int], set[int]] = {}
         self._held: list[Delivery] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -74,21 +73,20 @@ class LogSource:
         got: list[Delivery] = self.wrapped.poll(limit, timeout)
         for delivery in got:
             delivery.count = delivery.lease_until = None
-            mark = self._marks.setdefault((delivery.lane, delivery.epoch), Watermark())
-            mark.start(int(delivery.position))
+            of_lane = self._open.setdefault((delivery.lane, delivery.epoch), set())
+            of_lane.add(int(delivery.position))
         self._held += got
         return got
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Commit the contiguous part."""
         for delivery in deliveries:
-            mark = self._marks[delivery.lane, delivery.epoch]
-            mark.finish(int(delivery.position))
+            self._open[delivery.lane, delivery.epoch].discard(int(delivery.position))
         self.wrapped.accept([d for d in self._held if self._is_below(d)])
 
     def _is_below(self, delivery: Delivery) -> bool:
-        position = self._marks[delivery.lane, delivery.epoch].position()
-        return position is not None and int(delivery.position) < position
+        unfinished = self._open[delivery.lane, delivery.epoch]
+        return not unfinished or int(delivery.position) < min(unfinished)
 
     def reject(self, delivery: Delivery) -> None:
         """Count as done: the log has no dead letters."""
@@ -117,6 +115,10 @@ class TestLog(BrokerConformance):
     """Every promise of the port, where nearly nothing is declared."""
 
     session = SESSION
+
+    def abandon(self, broker: Any, source: Source) -> None:
+        """Let the broker itself do it."""
+        broker.abandon(source)
 
     @pytest.fixture
     def broker(self) -> LogBroker:

@@ -35,6 +35,7 @@ def died(folder: Path, *options: str) -> Log:
     return Log(log)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("moment", "received", "handled", "accepted"),
     [
@@ -57,6 +58,7 @@ def test_it_dies_at_the_moment_of_the_message(
     assert log.bodies("accepted") == accepted
 
 
+@pytest.mark.programs
 def test_it_can_leave_messages_unaccepted(tmp_path: Path) -> None:
     """The first is handled and not settled, the others are."""
     log = died(tmp_path, "--moment", "accepted", "--nth", "3", "--unaccepted", "1")

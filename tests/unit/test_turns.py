@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.brokers.turns import Key, Turns
+from holdfast.brokers.turns import Key, KeyTurns
 
 A, B, K, OTHER = (("orders", key) for key in (b"a", b"b", b"k", b"o"))
 
 
 def test_the_next_of_a_key_goes_when_the_one_before_it_is_stored() -> None:
     """Other keys, and messages without one, do not wait."""
-    turns: Turns[str] = Turns(1)
+    turns: KeyTurns[str] = KeyTurns(1)
     assert turns.may_go(K, "k1")
     assert not turns.may_go(K, "k2")
     assert turns.may_go(OTHER, "o1")
@@ -26,7 +26,7 @@ def test_the_next_of_a_key_goes_when_the_one_before_it_is_stored() -> None:
 
 def test_nothing_of_a_key_goes_behind_one_that_was_refused() -> None:
     """What waits is given back to be told so."""
-    turns: Turns[str] = Turns(1)
+    turns: KeyTurns[str] = KeyTurns(1)
     turns.may_go(K, "k1")
     turns.may_go(K, "k2")
     turns.may_go(K, "k3")
@@ -43,7 +43,7 @@ def test_whatever_the_broker_answers_every_message_ends_once_and_no_key_exceeds_
     window: int, keys: list[Key | None], choices: list[bool]
 ) -> None:
     """With a window of one, the stored ones of a key are a prefix of it."""
-    turns: Turns[int] = Turns(window)
+    turns: KeyTurns[int] = KeyTurns(window)
     sent = [place for place, key in enumerate(keys) if turns.may_go(key, place)]
     stored, lost = list[int](), list[int]()
     answers = iter(choices)

@@ -1,83 +1,140 @@
-"""The watermark: nothing unfinished is ever committed."""
+"""The watermark that is committed to Kafka: nothing unfinished is ever passed."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.watermark import Watermark
+from holdfast.brokers.kafka.broker import KafkaSettings
+from holdfast.brokers.kafka.offsets import KafkaLane, OffsetTracker
+from holdfast.ports import Delivery, Lane
+from holdfast.testing import VirtualClock
 
-offsets = st.integers(0, 30)
-moves = st.lists(st.tuples(st.sampled_from(["start", "finish"]), offsets), max_size=80)
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
+    from holdfast.brokers.kafka.driver import GroupClient
 
-def run(steps: list[tuple[str, int]]) -> Watermark:
-    watermark = Watermark()
-    for name, offset in steps:
-        getattr(watermark, name)(offset)
-    return watermark
-
-
-@given(moves)
-def test_the_position_is_that_of_the_brute_force_model(steps: list[tuple[str, int]]) -> None:
-    """At each step it is the lowest unfinished offset, or one past the highest."""
-    watermark, unfinished, highest = Watermark(), set[int](), -1
-    for name, offset in steps:
-        getattr(watermark, name)(offset)
-        if name == "start":
-            unfinished.add(offset)
-            highest = max(highest, offset)
-        else:
-            unfinished.discard(offset)
-        model = min(unfinished) if unfinished else (highest + 1 if highest >= 0 else None)
-        assert watermark.position() == model
-        assert watermark.unfinished == len(unfinished)
+LANE = Lane("orders", 0)
+SETTINGS = KafkaSettings(servers=("nowhere:9092",))
+handed_out = st.sets(st.integers(0, 30), min_size=1).map(sorted)
 
 
-@given(st.sets(offsets, min_size=1), st.data())
-def test_the_position_never_passes_an_unfinished_offset(
-    handed_out: set[int], data: st.DataObject
+class Client:
+    """The member's client: it has read nothing beyond what was handed out, and keeps commits."""
+
+    def __init__(self) -> None:
+        self.committed: list[int] = []
+
+    def reached(self, _: Lane) -> int | None:
+        return None
+
+    def commit(self, offsets: dict[Lane, int], _: float) -> None:
+        self.committed.append(offsets[LANE])
+
+
+class Member:
+    """One lane of which offsets are handed out, settled and committed."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.tracker = OffsetTracker({}, VirtualClock(), SETTINGS)
+        self.tracker.open(LANE)
+        self.deliveries: dict[int, Delivery] = {}
+
+    @property
+    def lane(self) -> KafkaLane:
+        return self.tracker.lanes[LANE]
+
+    def hand_out(self, offsets: Iterable[int]) -> None:
+        fetched = [
+            Delivery(lane=LANE, position=n, key=None, body=b"", epoch=self.lane.epoch, receipt=0)
+            for n in offsets
+        ]
+        self.lane.launch(fetched)
+        self.deliveries |= {cast("int", one.position): one for one in fetched}
+
+    def settle(self, *offsets: int) -> None:
+        self.tracker.settle([self.deliveries[offset] for offset in offsets])
+
+    def commit(self) -> int | None:
+        """Return what the broker was told last; None if nothing."""
+        client: Any = self.client
+        self.tracker.commit(cast("GroupClient", client), [self.lane])
+        return self.client.committed[-1] if self.client.committed else None
+
+
+@given(handed_out, st.data())
+def test_the_commit_is_that_of_the_brute_force_model(
+    offsets: list[int], data: st.DataObject
+) -> None:
+    """After each settling it is the lowest unfinished offset, or one past the highest."""
+    member, unfinished = Member(), set(offsets)
+    member.hand_out(offsets)
+    for offset in data.draw(st.permutations(offsets)):
+        member.settle(offset)
+        unfinished.discard(offset)
+        model = min(unfinished) if unfinished else offsets[-1] + 1
+        assert member.commit() == (model or None)  # 0 is where a group begins anyway
+
+
+@given(handed_out, st.data())
+def test_no_commit_ever_passes_an_unfinished_offset(
+    offsets: list[int], data: st.DataObject
 ) -> None:
     """Whatever finishes in whatever order, a crash reads the unfinished ones again."""
-    finished = data.draw(st.permutations(sorted(handed_out)))
-    finished = finished[: data.draw(st.integers(0, len(finished)))]
-    watermark = run([("start", offset) for offset in sorted(handed_out)])
-    for offset in finished:
-        watermark.finish(offset)
-    position = watermark.position()
-    assert position is not None
-    assert all(position <= offset for offset in handed_out - set(finished))
+    member = Member()
+    member.hand_out(offsets)
+    finished = data.draw(st.permutations(offsets))[: data.draw(st.integers(0, len(offsets)))]
+    member.settle(*finished)
+    committed = member.commit() or 0
+    assert all(committed <= offset for offset in set(offsets) - set(finished))
 
 
 def test_a_later_offset_does_not_cover_an_earlier_one() -> None:
-    """Finishing 1 and 2 commits nothing while 0 is being handled."""
-    watermark = run([("start", 0), ("start", 1), ("start", 2), ("finish", 1), ("finish", 2)])
-    assert watermark.position() == 0
+    """Finishing 2 and 3 commits nothing while 1 is being handled."""
+    member = Member()
+    member.hand_out([1, 2, 3])
+    member.settle(2, 3)
+    assert member.commit() == 1
 
 
-def test_gaps_do_not_hold_the_position_back() -> None:
+def test_gaps_do_not_hold_the_commit_back() -> None:
     """Compacted records and transaction markers are never handed out."""
-    watermark = run([("start", 3), ("start", 9), ("finish", 3)])
-    assert watermark.position() == 9
-    watermark.finish(9)
-    assert watermark.position() == 10
+    member = Member()
+    member.hand_out([3, 9])
+    member.settle(3)
+    assert member.commit() == 9
+    member.settle(9)
+    assert member.commit() == 10
 
 
 def test_nothing_is_committed_before_anything_was_handed_out() -> None:
     """A new lane has no position of its own."""
-    assert Watermark().position() is None
+    assert Member().commit() is None
 
 
-def test_finishing_twice_or_out_of_the_blue_changes_nothing() -> None:
-    """A late acknowledgement neither leaks memory nor moves the position."""
-    watermark = run([("start", 0), ("finish", 0)])
-    assert watermark.position() == 1
-    watermark.finish(0)
-    watermark.finish(7)
-    assert (watermark.position(), watermark.unfinished) == (1, 0)
+def test_a_released_offset_holds_the_commit_until_its_next_handing_out_is_settled() -> None:
+    """What comes too late about the first one changes nothing."""
+    member = Member()
+    member.hand_out([1, 2])
+    member.tracker.put_back(member.deliveries[1])
+    member.settle(1, 2)
+    assert member.commit() == 1
+    (again,) = member.lane.relaunch(1)
+    member.tracker.settle([again])
+    assert member.commit() == 3
 
 
-def test_an_offset_handed_out_again_after_a_rewind_holds_the_position() -> None:
+def test_what_was_handed_out_before_a_rewind_settles_nothing_after_it() -> None:
     """After a seek backwards, a crash must read the rewound messages again."""
-    watermark = run([("start", 0), ("start", 1), ("finish", 0), ("finish", 1), ("start", 0)])
-    assert watermark.position() == 0
+    member = Member()
+    member.hand_out([1, 2])
+    before = list(member.deliveries.values())
+    member.tracker.open(LANE, 1)
+    member.hand_out([1, 2])
+    member.tracker.settle(before)
+    assert member.commit() is None
+    assert member.lane.position(None) == 1

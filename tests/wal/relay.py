@@ -1,9 +1,10 @@
 """A WAL relay process that dies where it is told to.
 
-Usage: relay.py DATABASE FILE MOMENT NTH [table-less]
+Usage: relay.py DATABASE FILE MOMENT NTH
 
 Moments: `before` and `after` the batch is in the file, `deleted` (before the server is told)
-and `confirmed`. What was published is in FILE, a line each, on disk before the broker's answer.
+and `confirmed`. It says when it hears SIGTERM. What was published is in FILE, a line each, on
+disk before the broker's answer.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.caps import Caps, Ordering, Settle
 from holdfast.outbox import LeaseTerms, Relay
 from holdfast.outbox.wal import WalEngine
-from holdfast.outbox.wal.stream import Stream
-from holdfast.ports import Published
+from holdfast.outbox.wal.protocol import ReplicationStream
+from holdfast.ports import Caps, Ordering, Published, Settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,15 +34,10 @@ class File:
     def __init__(self, path: Path, moment: str, nth: int) -> None:
         self._path, self._moment, self._nth = path, moment, nth
         self._batch = 0
-        self.told: threading.Event | None = None
-        """Set when the server was told how far we are."""
 
-    def reach(self, moment: str, *, heard: bool = True) -> None:
-        """Die if this is the moment; *heard* lets the server hear from us once more before."""
+    def reach(self, moment: str) -> None:
+        """Die if this is the moment."""
         if moment == self._moment and self._batch >= self._nth:
-            if heard and self.told is not None:
-                self.told.clear()
-                self.told.wait(5)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
@@ -61,29 +55,26 @@ class File:
         """Nothing to release."""
 
 
-def main(database: str, path: str, moment: str, nth: str, mode: str = "") -> None:
+def main(database: str, path: str, moment: str, nth: str) -> None:
     sink = File(Path(path), moment, int(nth))
-    if mode:  # everything comes by the stream
-        sink.told = threading.Event()
-    engine = WalEngine(database, sink, batch=7, messages=bool(mode), terms=LeaseTerms(seconds=0.7))
-    delete, beat = engine._cleaner._delete, Stream.beat
+    engine = WalEngine(database, sink, batch=7, terms=LeaseTerms(seconds=0.7))
+    delete, beat = engine._cleaner._delete, ReplicationStream.beat
 
     def deleting(work: Any) -> Any:
         left = delete(work)
-        sink.reach("deleted", heard=False)
+        sink.reach("deleted")
         return left
 
-    def beating(stream: Stream, *, now: bool = False) -> None:
-        before = stream._sent
+    def beating(stream: ReplicationStream, *, now: bool = False) -> None:
         beat(stream, now=now)
-        if stream._sent != before and sink.told is not None:
-            sink.told.set()
-        sink.reach("confirmed", heard=False)
+        sink.reach("confirmed")
 
     engine._cleaner._delete = deleting  # type: ignore[method-assign]
-    Stream.beat = beating  # type: ignore[method-assign]
+    ReplicationStream.beat = beating  # type: ignore[method-assign]
     running = Relay(engine)
     signal.signal(signal.SIGTERM, lambda *_: running.stop())
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     running.run()
 
 

@@ -10,12 +10,11 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from holdfast.backoff import Backoff
-from holdfast.caps import Caps, Ordering, Settle
 from holdfast.errors import BrokerDown, PoisonMessage
 from holdfast.outbox import Event, LeaseTerms, Outbox, Relay, create_tables
-from holdfast.outbox.slot_name import default_slot
+from holdfast.outbox.relay.monitoring import default_slot
 from holdfast.outbox.wal import drop_slot
-from holdfast.ports import Published
+from holdfast.ports import Caps, Ordering, Published, Settle
 from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
@@ -42,14 +41,19 @@ class Recorder:
         self.down = False
         self.refused: set[str] = set()
         self.refuse_all = False
+        self.pause_after: int | None = None
+        """After so many it holds the next batch until the gate is opened."""
 
     def publish(self, messages: Sequence[Message]) -> list[Published]:
         """Take *messages*, unless told otherwise."""
         self.entered.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         if self.down:
             raise BrokerDown("the recorder is down")
         self.batches.append(len(messages))
+        if self.pause_after is not None and len(self.seen) >= self.pause_after:
+            self.gate.clear()
+            self.pause_after = None
         results = []
         for message in messages:
             body = (message.payload or b"").decode()
@@ -120,7 +124,7 @@ class Shop:
 
     @property
     def has_slot(self) -> bool:
-        """Whether its slot is made: what is emitted from now on is in it."""
+        """Whether its slot is made: what is committed from now on is in it."""
         query = "SELECT confirmed_flush_lsn IS NOT NULL FROM pg_replication_slots"
         return bool(self.ask(f"{query} WHERE slot_name = :s", s=self.slot))
 
@@ -154,18 +158,18 @@ def running(engine: RelayEngine) -> Iterator[Relay]:
         yield relay
     finally:
         relay.stop()
-        thread.join(30)
+        thread.join(60)
         if failures:  # it explains whatever else went wrong
             raise failures[0]
     assert not thread.is_alive()
 
 
-def terms(seconds: float = 2.0) -> LeaseTerms:
-    """Return terms under which a dead relay is soon replaced."""
+def terms(seconds: float = 30.0) -> LeaseTerms:
+    """Return terms that a machine which stands still for some seconds does not break."""
     return LeaseTerms(seconds=seconds)
 
 
-def steps_until(engine: RelayEngine, condition: Any, what: str, deadline: float = 20) -> None:
+def steps_until(engine: RelayEngine, condition: Any, what: str, deadline: float = 60) -> None:
     """Step the engine until *condition* holds."""
 
     def stepped() -> bool:

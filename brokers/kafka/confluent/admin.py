@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
+    ConsumerGroupState,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -19,23 +22,39 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from holdfast.brokers.kafka.confluent.faults import (
+from holdfast.brokers.kafka.confluent.errors import (
     NO_TOPIC,
     WRONG_SETTINGS,
     translated,
     translation,
 )
-from holdfast.brokers.kafka.diagnosis import unreachable
-from holdfast.brokers.kafka.driver import Extent
+from holdfast.brokers.kafka.driver import (
+    LEAST_IN_SYNC,
+    GroupMembers,
+    OffsetRange,
+    kept_seconds,
+    topic_settings,
+)
+from holdfast.brokers.kafka.errors import unreachable
 from holdfast.errors import BrokerDown
+from holdfast.ports import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from holdfast.brokers.kafka.settings import KafkaSettings
-    from holdfast.ports import Lane
+    from holdfast.brokers.kafka.broker import KafkaSettings
+    from holdfast.brokers.kafka.driver import Offsets
+    from holdfast.ports import TopicSettings
 
 _STEP = 0.25
+_READ = 3.0  # seconds that reading single records may take
+_READING = {
+    "group.id": "holdfast-lag",  # wanted by the client; it neither joins nor commits
+    "enable.auto.commit": False,
+    "auto.offset.reset": "earliest",
+    "queued.min.messages": 1,
+    "max.partition.fetch.bytes": 1,  # a single batch comes in any case
+}
 _Spec: Any = OffsetSpec  # half of it is untyped
 
 
@@ -93,6 +112,24 @@ class ConfluentAdmin:
         own = {name: about for name, about in found.items() if not name.startswith("__")}
         return {name: len(about.partitions) for name, about in own.items()}
 
+    def servers(self) -> int:
+        """Return how many brokers the cluster has now."""
+        with translated("asking for the brokers"):
+            return len(self._client.list_topics(timeout=self._seconds).brokers)
+
+    def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
+        """Return the replication of *topics*; what is not told is left out."""
+        with translated("asking for the topics"):
+            known = self._client.list_topics(timeout=self._seconds).topics
+        return {
+            topic: topic_settings(
+                [(len(one.replicas), len(one.isrs)) for one in known[topic].partitions.values()],
+                self._config(topic, LEAST_IN_SYNC),
+            )
+            for topic in topics
+            if topic in known
+        }
+
     def create(
         self, topic: str, partitions: int, replicas: int | None, configs: Mapping[str, str]
     ) -> None:
@@ -113,23 +150,27 @@ class ConfluentAdmin:
 
     def largest(self, topic: str) -> int | None:
         """Return the topic's own limit."""
+        told = self._config(topic, "max.message.bytes")
+        return None if told is None else int(told)
+
+    def _config(self, topic: str, name: str) -> str | None:
         asked = ConfigResource(ResourceType.TOPIC, topic)
         try:
             [answer] = self._client.describe_configs(
                 [asked], request_timeout=self._seconds
             ).values()
-            return int(answer.result()["max.message.bytes"].value)
+            return str(int(answer.result()[name].value))
         except (KafkaException, LookupError, TypeError, ValueError):
             return None  # not every user may ask, nor every server answer
 
-    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, Extent]:
+    def extents(self, group: str | None, lanes: Collection[Lane]) -> dict[Lane, OffsetRange]:
         """Return how far each lane reaches and how far *group* is."""
         with translated(f"asking for the offsets of group {group!r}"):
             committed = {} if group is None else self._committed(group, lanes)
             first = self._ends(lanes, _Spec.earliest())
             end = self._ends(lanes, _Spec.latest(), committed=group is not None)
         return {
-            lane: Extent(
+            lane: OffsetRange(
                 first=first[lane],
                 end=end[lane],
                 committed=None if committed.get(lane, -1) < 0 else committed[lane],
@@ -162,6 +203,67 @@ class ConfluentAdmin:
         with translated(f"asking for a time in {lane}"):
             offset = self._ends([lane], OffsetSpec.for_timestamp(milliseconds))[lane]
         return None if offset < 0 else offset
+
+    def committed_topics(self, group: str) -> set[str]:
+        """Return the topics in which *group* has committed something, of all that there are."""
+        lanes = [Lane(topic, n) for topic, count in self.topics().items() for n in range(count)]
+        with translated(f"asking for the offsets of group {group!r}"):
+            found = self._committed(group, lanes) if lanes else {}
+        return {topic for (topic, _), offset in found.items() if offset >= 0}
+
+    def members(self, group: str) -> GroupMembers:
+        """Return who is in *group*."""
+        with translated(f"asking for the members of group {group!r}"):
+            [answer] = self._client.describe_consumer_groups(
+                [group], request_timeout=self._seconds
+            ).values()
+            found = answer.result()
+        readers: Counter[str] = Counter()
+        for member in found.members:
+            readers.update({part.topic for part in member.assignment.topic_partitions})
+        is_dead = found.state == ConsumerGroupState.DEAD
+        return GroupMembers(
+            count=None if is_dead else len(found.members),
+            readers=readers,
+            is_settled=found.state == ConsumerGroupState.STABLE,
+        )
+
+    def retention(self, topics: Collection[str]) -> dict[str, float]:
+        """Return how long topics keep messages."""
+        asked = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        found: dict[str, float] = {}
+        try:
+            answers = self._client.describe_configs(asked, request_timeout=self._seconds)
+            for resource, answer in answers.items():
+                facts = answer.result()
+                kept = kept_seconds(facts["retention.ms"].value, facts["cleanup.policy"].value)
+                if kept is not None:
+                    found[resource.name] = kept
+        except (KafkaException, LookupError, TypeError, ValueError):
+            return {}  # not every user may ask, nor every server answer
+        return found
+
+    def stored_at(self, offsets: Offsets) -> dict[Lane, float]:
+        """Read one record of each lane, with a consumer that joins no group."""
+        found: dict[Lane, float] = {}
+        with translated("reading the oldest messages of lanes"):
+            reader = Consumer(cast("Any", {**self._configs, **_READING}))
+            try:
+                reader.assign([TopicPartition(*lane, offset) for lane, offset in offsets.items()])
+                for _ in range(round(_READ / _STEP)):
+                    for record in reader.consume(len(offsets), _STEP):
+                        self._note(record, found)
+                    if len(found) == len(offsets):
+                        break
+            finally:
+                reader.close()
+        return found
+
+    @staticmethod
+    def _note(record: Any, found: dict[Lane, float]) -> None:
+        kind, milliseconds = record.timestamp()
+        if record.error() is None and kind != TIMESTAMP_NOT_AVAILABLE:
+            found.setdefault(Lane(record.topic(), record.partition()), milliseconds / 1000)
 
     def _ends(
         self, lanes: Collection[Lane], spec: OffsetSpec, *, committed: bool = False

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.brokers.kafka.client_log import LibrdkafkaLog
 from holdfast.brokers.kafka.confluent.admin import ConfluentAdmin
-from holdfast.brokers.kafka.confluent.log import ClientLog
-from holdfast.brokers.kafka.confluent.member import ConfluentMember
+from holdfast.brokers.kafka.confluent.consumer import ConfluentMember
 from holdfast.brokers.kafka.confluent.producer import MAX_MESSAGE, ConfluentProducer
-from holdfast.brokers.kafka.driver import TOPIC_LIMIT
-from holdfast.brokers.kafka.settings import refuse
+from holdfast.brokers.kafka.driver import TOPIC_LIMIT, refuse
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.brokers.kafka.driver import Admin, Member, Producer, Rebalance
-    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.brokers.kafka.broker import KafkaSettings
+    from holdfast.brokers.kafka.driver import Admin, GroupClient, Producer, Rebalance
     from holdfast.clock import Clock
 
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one setting
@@ -31,7 +30,7 @@ class ConfluentDriver:
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._log = ClientLog(clock)
+        self._log = LibrdkafkaLog(clock)
         self._native = {**settings.texts, **settings.native}
         self._refuse(self._native)
 
@@ -76,7 +75,7 @@ class ConfluentDriver:
 
     def member(
         self, topics: Sequence[str], group: str, rebalance: Rebalance, native: Mapping[str, Any]
-    ) -> Member:
+    ) -> GroupClient:
         """Return a member of *group*."""
         self._refuse(native)
         own = {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from holdfast.brokers.kafka.confluent.faults import FENCED, TOO_LARGE, translated, translation
-from holdfast.brokers.kafka.confluent.log import log_in
-from holdfast.brokers.kafka.refusals import UNSENT, check_outage, is_refused, try_alone
-from holdfast.brokers.kafka.sizes import wire_size
+from holdfast.brokers.kafka.client_log import log_in
+from holdfast.brokers.kafka.confluent.errors import FENCED, TOO_LARGE, translated, translation
+from holdfast.brokers.kafka.errors import UNSENT, check_outage, is_refused, try_alone
+from holdfast.brokers.kafka.sink import wire_size
 from holdfast.cloudevents import text_list
 from holdfast.errors import (
     BrokerDown,
@@ -26,7 +26,7 @@ from holdfast.ports import Lane, Published
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from holdfast.brokers.kafka.settings import KafkaSettings
+    from holdfast.brokers.kafka.broker import KafkaSettings
     from holdfast.clock import Clock
     from holdfast.message import Message
 

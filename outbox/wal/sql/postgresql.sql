@@ -18,22 +18,13 @@ SELECT EXISTS (
 SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(:table)
 -- name: slot
-SELECT plugin, database = current_database() AS ours, active, active_pid, wal_status,
-    CAST(confirmed_flush_lsn AS text) AS confirmed
+SELECT plugin, database = current_database() AS ours, active, active_pid, wal_status
 FROM pg_replication_slots WHERE slot_name = :name
 -- name: standing
 SELECT wal_status, safe_wal_size,
     pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS retained,
     pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) AS unconfirmed
 FROM pg_replication_slots WHERE slot_name = :name
--- name: database
-SELECT current_database()
--- name: keeps
-SELECT EXISTS (
-    SELECT 1 FROM pg_replication_slots
-    WHERE slot_name = :name AND database = current_database() AND plugin = 'pgoutput'
-    AND confirmed_flush_lsn IS NOT NULL AND wal_status IS DISTINCT FROM 'lost'
-)
 -- name: drop_slot
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = :name AND NOT active
@@ -51,24 +42,10 @@ SELECT seq FROM holdfast_outbox WHERE NOT aggregatetype = ANY (CAST(:held AS tex
 ORDER BY seq LIMIT 100
 -- name: present
 SELECT seq FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq
--- name: emit
-SELECT pg_logical_emit_message(true, :prefix, CAST(:body AS bytea))
 -- name: park_gone
 INSERT INTO holdfast_outbox_parked
     (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)
 SELECT CAST(:seq AS bigint), CAST(:id AS uuid),
-    CAST(:topic AS varchar), CAST(:key AS varchar), CAST(:type AS varchar),
-    CAST(:payload AS bytea), CAST(:headers AS json), CAST(:shard AS smallint),
-    CAST(:error AS text), CAST(:now AS timestamptz), CAST(:state AS varchar)
-WHERE NOT EXISTS (
-    SELECT 1 FROM holdfast_outbox_parked AS p WHERE p.id = CAST(:id AS uuid)
-    AND p.aggregatetype = CAST(:topic AS varchar)
-    AND p.aggregateid IS NOT DISTINCT FROM CAST(:key AS varchar)
-)
--- name: park_emitted
-INSERT INTO holdfast_outbox_parked
-    (seq, id, aggregatetype, aggregateid, type, payload, headers, shard, error, parked_at, state)
-SELECT nextval(pg_get_serial_sequence('holdfast_outbox', 'seq')), CAST(:id AS uuid),
     CAST(:topic AS varchar), CAST(:key AS varchar), CAST(:type AS varchar),
     CAST(:payload AS bytea), CAST(:headers AS json), CAST(:shard AS smallint),
     CAST(:error AS text), CAST(:now AS timestamptz), CAST(:state AS varchar)

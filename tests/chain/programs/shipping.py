@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.circuit import CircuitPolicy, circuit
 from holdfast.consumer import Attempt, Consumer
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.dlq import dead_letter
 from holdfast.idempotency import idempotent
 from holdfast.retry import Backoff, retry

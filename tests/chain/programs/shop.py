@@ -30,7 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from holdfast import new_id
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
 from holdfast.outbox import Outbox
 
 ORDERS = os.environ.get("ORDERS", "orders")

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, delete
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.database import open_database
+from holdfast.db.engine import open_database
+from holdfast.db.errors import is_deadlock
 from holdfast.idempotency import create_tables, metadata
-from holdfast.transactions import is_deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from holdfast import Message
 from holdfast.idempotency import create_tables, idempotent
-from holdfast.idempotency.part import Part
+from holdfast.idempotency.savepoints import Savepoint
 from holdfast.idempotency.schema import inbox
 from holdfast.retry import Backoff, retry, timeout
 from tests.integration.idempotency.conftest import business, effects
@@ -80,6 +80,7 @@ def test_an_error_that_the_caller_swallows_is_not_remembered_as_done(database: E
     assert names(database) == ["2"]
 
 
+@pytest.mark.programs
 def test_an_async_retry_in_the_callers_transaction_is_no_duplicate(
     engines: Callable[[str], Engine],
 ) -> None:
@@ -110,6 +111,7 @@ def test_an_async_retry_in_the_callers_transaction_is_no_duplicate(
     assert (names(database), claims(database)) == (["1", "3"], 2)
 
 
+@pytest.mark.programs
 def test_an_async_attempt_cut_off_in_its_claim_keeps_no_claim(
     engines: Callable[[str], Engine],
 ) -> None:
@@ -175,6 +177,7 @@ def test_an_engine_of_the_users_own_is_not_committed_by_a_savepoint(tmp_path: Pa
     engine.dispose()
 
 
+@pytest.mark.programs
 def test_nobody_goes_on_in_a_transaction_that_a_deadlock_took(
     engines: Callable[[str], Engine],
 ) -> None:
@@ -182,7 +185,7 @@ def test_nobody_goes_on_in_a_transaction_that_a_deadlock_took(
     database = engines("mariadb")
     with Session(database) as session:
         session.execute(insert(effects).values(name="before"))
-        part = Part(session)
+        part = Savepoint(session)
         session.connection().connection.driver_connection.rollback()  # type: ignore[union-attr]
         part.undo()
         with pytest.raises((PendingRollbackError, DBAPIError)):

@@ -10,7 +10,7 @@ from sqlalchemy import event, func, insert, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from holdfast import Message
-from holdfast.idempotency import Batch, BatchRunner, IdempotencyConflict, Outcome
+from holdfast.idempotency import BatchOutcome, BatchRunner, IdempotencyConflict, InboxBatch
 from holdfast.idempotency.schema import inbox
 from holdfast.testing import VirtualClock
 from tests.integration.idempotency.conftest import effects, together
@@ -56,12 +56,12 @@ def remembered(engine: Engine) -> int:
 
 
 @pytest.fixture(params=["each", "whole"])
-def run(request: pytest.FixtureRequest, database: Engine) -> Callable[..., list[Outcome]]:
+def run(request: pytest.FixtureRequest, database: Engine) -> Callable[..., list[BatchOutcome]]:
     """Run a batch by a handler of single messages, or by one of whole lists."""
     runner = BatchRunner(database)
 
-    def run(batch: list[Message]) -> list[Outcome]:
-        given = Batch(consumer=BILLING, messages=batch)
+    def run(batch: list[Message]) -> list[BatchOutcome]:
+        given = InboxBatch(consumer=BILLING, messages=batch)
         if request.param == "each":
             return runner.run(given, bill)
         return runner.run_whole(given, bill_all)
@@ -70,7 +70,7 @@ def run(request: pytest.FixtureRequest, database: Engine) -> Callable[..., list[
 
 
 def test_a_batch_is_handled_in_order_and_remembered(
-    database: Engine, run: Callable[..., list[Outcome]]
+    database: Engine, run: Callable[..., list[BatchOutcome]]
 ) -> None:
     batch = messages(20)
     assert all(outcome.is_done and not outcome.is_duplicate for outcome in run(batch))
@@ -80,7 +80,7 @@ def test_a_batch_is_handled_in_order_and_remembered(
 
 
 def test_one_poison_does_not_forfeit_the_batch(
-    database: Engine, run: Callable[..., list[Outcome]]
+    database: Engine, run: Callable[..., list[BatchOutcome]]
 ) -> None:
     """The good ones are committed in order, the bad ones leave no trace and no memory."""
     bad = frozenset({0, 6, 7, 15})
@@ -92,7 +92,7 @@ def test_one_poison_does_not_forfeit_the_batch(
 
 
 def test_a_batch_of_nothing_but_poison_leaves_nothing(
-    database: Engine, run: Callable[..., list[Outcome]]
+    database: Engine, run: Callable[..., list[BatchOutcome]]
 ) -> None:
     outcomes = run(messages(3, bad=frozenset(range(3))))
     assert [outcome.is_done for outcome in outcomes] == [False] * 3
@@ -101,7 +101,7 @@ def test_a_batch_of_nothing_but_poison_leaves_nothing(
 
 
 def test_duplicates_and_conflicts_are_told_apart_from_new_ones(
-    database: Engine, run: Callable[..., list[Outcome]]
+    database: Engine, run: Callable[..., list[BatchOutcome]]
 ) -> None:
     old, new = messages(3), messages(2)
     run(old)
@@ -115,7 +115,7 @@ def test_duplicates_and_conflicts_are_told_apart_from_new_ones(
 
 
 def test_a_message_that_is_twice_in_one_batch_is_handled_once(
-    database: Engine, run: Callable[..., list[Outcome]]
+    database: Engine, run: Callable[..., list[BatchOutcome]]
 ) -> None:
     one, two, bad = messages(3, bad=frozenset({2}))
     outcomes = run([one, two, one, bad, bad, two.with_(payload=b"other")])
@@ -126,21 +126,21 @@ def test_a_message_that_is_twice_in_one_batch_is_handled_once(
     assert names(database) == ["m0", "m1"]
 
 
-def test_an_empty_batch_has_no_outcomes(run: Callable[..., list[Outcome]]) -> None:
+def test_an_empty_batch_has_no_outcomes(run: Callable[..., list[BatchOutcome]]) -> None:
     assert run([]) == []
 
 
 def test_a_batch_is_claimed_by_one_statement(database: Engine) -> None:
     runner = BatchRunner(database)
-    runner.run(Batch(consumer=BILLING, messages=messages(1)), bill)
-    runner.run(Batch(consumer=BILLING, messages=messages(1)), bill)
+    runner.run(InboxBatch(consumer=BILLING, messages=messages(1)), bill)
+    runner.run(InboxBatch(consumer=BILLING, messages=messages(1)), bill)
     seen: list[str] = []
 
     def note(*args: Any) -> None:
         seen.append(args[2])
 
     event.listen(database, "before_cursor_execute", note)
-    runner.run_whole(Batch(consumer=BILLING, messages=messages(200)), bill_all)
+    runner.run_whole(InboxBatch(consumer=BILLING, messages=messages(200)), bill_all)
     event.remove(database, "before_cursor_execute", note)
     assert len([words for words in seen if "holdfast_inbox" in words]) == 1, seen
 
@@ -148,14 +148,14 @@ def test_a_batch_is_claimed_by_one_statement(database: Engine) -> None:
 def test_rivals_with_the_same_batches_have_one_effect_each(database: Engine) -> None:
     """Batches that overlap in other orders wait for each other or begin again; none is lost."""
     all_ = messages(30)
-    outcomes: list[list[Outcome]] = []
+    outcomes: list[list[BatchOutcome]] = []
 
     def rival(order: int) -> Callable[[], None]:
         def work() -> None:
             runner = BatchRunner(database)
             for start in range(0, 30, 10):
                 part = all_[start : start + 10][::order]
-                outcomes.append(runner.run(Batch(consumer=BILLING, messages=part), bill))
+                outcomes.append(runner.run(InboxBatch(consumer=BILLING, messages=part), bill))
 
         return work
 
@@ -179,7 +179,7 @@ def test_a_deadlock_in_a_handler_begins_the_batch_again(database: Engine) -> Non
             raise OperationalError("UPDATE", {}, Victim())
 
     runner = BatchRunner(database, clock=VirtualClock(auto=True))
-    outcomes = runner.run(Batch(consumer=BILLING, messages=messages(3)), sometimes)
+    outcomes = runner.run(InboxBatch(consumer=BILLING, messages=messages(3)), sometimes)
     assert all(outcome.is_done for outcome in outcomes)
     assert names(database) == ["m0", "m1", "m2"]
     assert len(tried) == 5
@@ -192,7 +192,7 @@ def test_a_lost_connection_blames_nobody(database: Engine) -> None:
 
     runner = BatchRunner(database)
     with pytest.raises(OperationalError):
-        runner.run(Batch(consumer=BILLING, messages=messages(3)), loses)
+        runner.run(InboxBatch(consumer=BILLING, messages=messages(3)), loses)
     assert names(database) == []
     assert remembered(database) == 0
 
@@ -205,7 +205,7 @@ def test_what_ends_the_process_rolls_everything_back(database: Engine) -> None:
     runner = BatchRunner(database)
     for run in (runner.run, runner.run_whole):
         with pytest.raises(KeyboardInterrupt):
-            run(Batch(consumer=BILLING, messages=messages(2)), interrupted)
+            run(InboxBatch(consumer=BILLING, messages=messages(2)), interrupted)
     assert names(database) == []
     assert remembered(database) == 0
 
@@ -219,7 +219,9 @@ def test_a_handler_that_swallows_an_error_of_the_database_fails_alone(database: 
             with suppress(DBAPIError):
                 session.connection().exec_driver_sql("SELECT * FROM no_such_table")
 
-    outcomes = BatchRunner(database).run(Batch(consumer=BILLING, messages=messages(3)), careless)
+    outcomes = BatchRunner(database).run(
+        InboxBatch(consumer=BILLING, messages=messages(3)), careless
+    )
     done = [f"m{n}" for n, outcome in enumerate(outcomes) if outcome.is_done]
     assert names(database) == done
     assert remembered(database) == len(done)
@@ -228,11 +230,12 @@ def test_a_handler_that_swallows_an_error_of_the_database_fails_alone(database: 
 
 def test_results_come_back_in_their_places(database: Engine) -> None:
     runner = BatchRunner(database)
-    batch = Batch(consumer=BILLING, messages=messages(3))
+    batch = InboxBatch(consumer=BILLING, messages=messages(3))
     outcomes = runner.run_whole(batch, lambda _session, these: [m.payload for m in these])
     assert [outcome.result for outcome in outcomes] == [b"m0", b"m1", b"m2"]
 
 
+@pytest.mark.programs
 def test_a_commit_that_one_message_spoils_keeps_the_others(
     engines: Callable[[str], Engine],
 ) -> None:
@@ -249,6 +252,6 @@ def test_a_commit_that_one_message_spoils_keeps_the_others(
             (message.payload.decode(),),  # type: ignore[union-attr]
         )
 
-    outcomes = BatchRunner(database).run(Batch(consumer=BILLING, messages=messages(5)), write)
+    outcomes = BatchRunner(database).run(InboxBatch(consumer=BILLING, messages=messages(5)), write)
     assert [outcome.is_done for outcome in outcomes] == [True, True, False, True, True]
     assert remembered(database) == 4

@@ -14,15 +14,15 @@ from sqlalchemy.orm import Session
 from holdfast import Message
 from holdfast.errors import ConfigurationError, PoisonMessage, Remedy
 from holdfast.idempotency import (
-    Admission,
     GapTooWide,
     LastWriteWins,
     VersionConflict,
+    VersionDecision,
     VersionGate,
     idempotent,
 )
-from holdfast.idempotency.kept_message import packed, unpacked
 from holdfast.idempotency.schema import ahead, version
+from holdfast.stored_message import from_bytes, to_bytes
 from tests.integration.idempotency.conftest import effects, persistently, together
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read(message: Message) -> tuple[str, int]:
     return entity, int(number)
 
 
-def apply(session: Session, message: Message) -> Admission:
+def apply(session: Session, message: Message) -> VersionDecision:
     entity, number = read(message)
     admission = gate.admit(session, message, entity=entity, version=number)
     for ready in admission:
@@ -50,7 +50,7 @@ def apply(session: Session, message: Message) -> Admission:
     return admission
 
 
-def deliver(engine: Engine, message: Message) -> Admission:
+def deliver(engine: Engine, message: Message) -> VersionDecision:
     with Session(engine) as session, session.begin():
         return apply(session, message)
 
@@ -107,7 +107,7 @@ def test_a_kept_message_comes_out_as_it_went_in(database: Engine) -> None:
     )
     deliver(database, late)
     assert deliver(database, event("a", 1)).ready[1] == late
-    assert unpacked(packed(late)) == late
+    assert from_bytes(to_bytes(late)) == late
 
 
 def test_a_message_that_is_ahead_may_come_twice(database: Engine) -> None:
@@ -182,6 +182,7 @@ def test_what_was_left_waiting_by_mistake_comes_out_with_the_next(database: Engi
     assert names(database) == ["a:1", "a:3", "a:4", "a:5"]
 
 
+@pytest.mark.programs
 def test_a_gate_refuses_a_level_that_hides_the_commits_of_others(
     engines: Callable[[str], Engine],
 ) -> None:

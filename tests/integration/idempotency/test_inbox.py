@@ -16,14 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast import Message
+from holdfast.call import Call
 from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
 from holdfast.idempotency import IdempotencyConflict, Inbox, idempotent, prune, stats
 from holdfast.idempotency import claim as claims
-from holdfast.idempotency.aborted import TransactionAborted
-from holdfast.idempotency.keys import consumer_key, message_key
+from holdfast.idempotency.identity import consumer_key, message_key
+from holdfast.idempotency.retention import forget
+from holdfast.idempotency.savepoints import TransactionAborted
 from holdfast.idempotency.schema import inbox, roster
-from holdfast.idempotency.stats import forget
-from holdfast.layer import Call
 from holdfast.message import handling
 from tests.integration.idempotency.conftest import effects, persistently, together
 
@@ -290,6 +290,7 @@ def test_an_async_handler_with_a_session_of_either_colour(database: Engine) -> N
     assert names(database) == [order.id]
 
 
+@pytest.mark.programs
 def test_an_async_session_or_connection_will_do(engines: Callable[[str], Engine]) -> None:
     """Claim, effect and stored result are awaited in the caller's own transaction."""
     database = engines("postgres")
@@ -431,6 +432,7 @@ def test_every_id_can_be_claimed(database: Engine, id_: str) -> None:
         assert memory.claim(session, id_, id_ + "other")
 
 
+@pytest.mark.programs
 def test_repeatable_read_is_refused_on_postgres(engines: Callable[[str], Engine]) -> None:
     """Only there a rival's commit would fail ours; the other databases are safe."""
     database = engines("postgres")
@@ -446,10 +448,13 @@ def test_repeatable_read_is_refused_on_postgres(engines: Callable[[str], Engine]
             bill(message(), connection=db, session=None)
 
 
+@pytest.mark.programs
 def test_mysql_without_returning_claims_the_same(engines: Callable[[str], Engine]) -> None:
     """MariaDB takes MySQL's way too; a rival that commits in between is noticed."""
     database = engines("mariadb")
-    items = [claims.Wanted(key=message_key(f"m{n}"), digest=b"d" * 8, id=f"m{n}") for n in range(6)]
+    items = [
+        claims.ClaimRequest(key=message_key(f"m{n}"), digest=b"d" * 8, id=f"m{n}") for n in range(6)
+    ]
     items.sort(key=lambda item: item.key)
     number = consumer_key(BILLING)
     with Session(database) as session, session.begin():
@@ -476,6 +481,7 @@ def test_a_function_without_a_transaction_or_an_identity_says_what_it_needs() ->
         bill("no message", Session(create_engine("sqlite://")))
 
 
+@pytest.mark.programs
 def test_a_row_of_the_inbox_is_small(engines: Callable[[str], Engine]) -> None:
     """With its index, a handled message takes no more than 160 bytes on PostgreSQL."""
     database = engines("postgres")

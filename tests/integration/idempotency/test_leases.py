@@ -12,7 +12,8 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from holdfast import Message
-from holdfast.database import open_database
+from holdfast.call import Call
+from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError, DependencyDown, PlanError, Remedy
 from holdfast.idempotency import (
     DatabaseLeases,
@@ -31,8 +32,7 @@ from holdfast.idempotency.lease import Handled, Heartbeat, LeaseStore
 from holdfast.idempotency.leased import Leased, LeaseSettings
 from holdfast.idempotency.schema import inbox, lease, roster
 from holdfast.ids import new_id
-from holdfast.layer import Call
-from holdfast.plan import Plan
+from holdfast.pipeline import Pipeline
 from holdfast.retry import retry
 from holdfast.testing import VirtualClock, wait_until
 from tests.integration.idempotency.conftest import effects, persistently, together
@@ -326,12 +326,12 @@ def test_a_plan_with_a_transaction_ends_the_lease_in_it(database: Engine) -> Non
         return 5
 
     layer = send.plan.layers[0].bind_database(database)  # type: ignore[attr-defined]
-    plan = Plan([layer], send.plan.function)
+    plan = Pipeline([layer], send.plan.function)
     call = Call((message(),), {})
     layer.enter(call)
     call.result = 5
     with database.begin() as db:
-        for work in call.notes["holdfast.committing"]:
+        for work in call.before_commit:
             work(db)
     layer.leave(call)
     again = Call(call.args, {})

@@ -15,21 +15,21 @@ from sqlalchemy.orm import Session
 from holdfast import Message
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.idempotency import (
-    Batch,
     BatchRunner,
     DatabaseLeases,
     IdempotencyConflict,
     Inbox,
+    InboxBatch,
     InProgress,
     RedisInbox,
     idempotent,
 )
-from holdfast.idempotency.former import UPGRADE_SECONDS, Formerly
+from holdfast.idempotency.former import UPGRADE_SECONDS, FormerScopes
+from holdfast.idempotency.identity import consumer_key, content_digest, message_key
 from holdfast.idempotency.inbox import wanted
-from holdfast.idempotency.keys import consumer_key, content_digest, message_key
 from holdfast.idempotency.renaming import rename
 from holdfast.idempotency.schema import attempt, inbox, lease, roster, scope
-from holdfast.names import name_of
+from holdfast.ids import name_of
 from tests.integration.idempotency.conftest import effects, together
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.servers import Redis
 
 NEW, OLD, STARTED = "billing/orders", "billing/billing.charge", "billing/__main__.charge"
-CHARGE = Formerly("billing", ("billing.charge", "__main__.charge"))
+CHARGE = FormerScopes("billing", ("billing.charge", "__main__.charge"))
 
 
 def event(id_: str, source: str = "shop", payload: bytes = b"{}") -> Message:
@@ -168,7 +168,7 @@ def test_a_failed_attempt_takes_its_claims_back_everywhere(database: Engine) -> 
             raise ValueError("bad")
 
     runner = BatchRunner(database, inbox=successor())
-    outcomes = runner.run(Batch(consumer=NEW, messages=[bad, good]), handle)
+    outcomes = runner.run(InboxBatch(consumer=NEW, messages=[bad, good]), handle)
     assert [outcome.is_done for outcome in outcomes] == [False, True]
     assert is_new_to_earlier(database, OLD, bad)
     assert not is_new_to_earlier(database, OLD, good)
@@ -180,7 +180,7 @@ def test_a_batch_knows_what_an_earlier_version_handled(database: Engine) -> None
     earlier_version(database, STARTED, known)
     handled: list[str] = []
     runner = BatchRunner(database, inbox=successor())
-    batch = Batch(consumer=NEW, messages=[known, fresh, known])
+    batch = InboxBatch(consumer=NEW, messages=[known, fresh, known])
     outcomes = runner.run(batch, lambda _, message: handled.append(message.id))
     assert handled == ["fresh"]
     assert [outcome.is_duplicate for outcome in outcomes] == [True, False, True]
@@ -266,7 +266,7 @@ def test_the_same_id_of_another_source_is_another_event(database: Engine) -> Non
 def test_a_batch_tells_sources_apart(database: Engine) -> None:
     handled = []
     events = [event("1", "shop"), event("1", "mail"), event("1", "shop")]
-    batch = Batch(consumer="g/all", messages=events)
+    batch = InboxBatch(consumer="g/all", messages=events)
     BatchRunner(database).run(batch, lambda _, message: handled.append(message.source))
     assert handled == ["shop", "mail"]
 

@@ -1,0 +1,26 @@
+-- KEYS stream, state, due; ARGV token, group, first id, most.
+-- A page of what is handed out or waits: id, count, milliseconds until due or false, key.
+-- With owned.lua before it: ARGV[1] is the token of the lane's owner.
+local time = redis.call('TIME')
+local now, last, rows = time[1] * 1000 + time[2] / 1000, '0-0', {}
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    local fact = {}
+    for i = 1, #group, 2 do fact[group[i]] = group[i + 1] end
+    if fact['name'] == ARGV[2] then last = fact['last-delivered-id'] end
+end
+local page = redis.call('XPENDING', KEYS[1], ARGV[2], ARGV[3], '+', ARGV[4])
+for _, pending in ipairs(page) do
+    local id, key = pending[1], false
+    local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+    if entry then
+        for i = 1, #entry[2], 2 do
+            if entry[2][i] == 'key' then key = entry[2][i + 1] end
+        end
+        local due = redis.call('ZSCORE', KEYS[3], id)
+        rows[#rows + 1] = {id, pending[4], due and tonumber(due) - now, key}
+    else
+        redis.call('XACK', KEYS[1], ARGV[2], id)
+        redis.call('ZREM', KEYS[3], id)
+    end
+end
+return cmsgpack.pack({last, #page > 0 and page[#page][1] or false, rows})

@@ -1,0 +1,1 @@
+"""Handlers as they are written: what one asks for, and one tried without a consumer."""

@@ -1,0 +1,1 @@
+"""Capture: a failed message and its error become a dead letter."""

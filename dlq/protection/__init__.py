@@ -1,0 +1,1 @@
+"""Protection: what of a letter may be seen, and by whom."""

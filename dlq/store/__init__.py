@@ -1,0 +1,1 @@
+"""The store of dead letters: tables, groups, counts, retention."""

@@ -1,0 +1,1 @@
+"""Dead letters in topics: written by consumers without a database, collected into the store."""

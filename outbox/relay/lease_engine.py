@@ -1,0 +1,374 @@
+"""The lease engine: reads the table in order, publishes, deletes what was acknowledged."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.engine import at_one_moment, at_read_committed
+from holdfast.db.sql import statements
+from holdfast.db.transactions import transact
+from holdfast.errors import DependencyDown
+from holdfast.outbox.relay.delayed import DelayedEvents
+from holdfast.outbox.relay.leases import Leases, LeaseTerms, ShardLeaseLost
+from holdfast.outbox.relay.parking import Parking
+from holdfast.outbox.relay.publishing import (
+    Batch,
+    MissingTopics,
+    PublishOutcome,
+    RelaySink,
+    classify_results,
+)
+from holdfast.outbox.relay.relay import RelayStep
+from holdfast.outbox.rows import Row, read_rows, size_of
+from holdfast.outbox.schema import SHARDS
+from holdfast.publishing import BatchPublisher, BatchSizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.outbox.relay.publishing import ShardSinks
+    from holdfast.ports import Sink
+
+_SHORT_SECONDS = 0.001
+_BATCHES = 32  # after so many a scan ends, so that its snapshot holds up no vacuum for long
+_LONG = 32  # rows; a statement for a shorter run costs more than to find its rows one by one
+
+
+class LeaseEngine:
+    """Works on any database: relays share the shards and delete each row once published.
+
+    Three batches are under way at a time: one is read while the one before it is being
+    published and the one before that is being deleted. A scan reads a snapshot upwards by
+    `seq`, and every scan starts from the bottom again: what is not deleted is always seen,
+    however late it committed. Only rows that were read are deleted, each by its own number.
+    """
+
+    name = "lease"
+
+    def __init__(
+        self,
+        engine: Engine,
+        sink: Sink | ShardSinks,
+        *,
+        terms: LeaseTerms | None = None,
+        batch: int = 2000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._engine = at_read_committed(engine)
+        self._leases = Leases(self._engine, terms, clock=clock)
+        self._sink = RelaySink(sink, self._leases)
+        self._missing = MissingTopics(clock=clock)
+        self._parking = Parking(self._engine, self._missing, clock=clock)
+        self._delays = DelayedEvents(self._engine, self._leases, clock=clock)
+        self._scan = TableScan(self._engine, self._leases, self._missing, batch=batch)
+        self._publisher = BatchPublisher(self._sink.publish, clock=clock)
+        self._sent: list[Row] = []
+        """The rows in flight."""
+        self._deleter = Deleter(self._engine, self._leases, clock=clock)
+
+    @property
+    def shards(self) -> int:
+        """How many shards this relay owns now."""
+        return len(self._leases.owned)
+
+    def step(self) -> RelayStep:
+        """Read one batch while the one before it is being published, then settle that one."""
+        try:
+            done = RelayStep()
+            due = self._leases.due
+            if due or self._scan.ended:
+                done = self._begin_scan(due=due)
+            if not self._leases.owned:
+                return replace(done, idle=True, standby=True)
+            return replace(self._advance(done), missing=self._missing.topics)
+        except BaseException as error:
+            self._start_over()
+            if isinstance(error, ShardLeaseLost):
+                self._leases.drop()
+            raise
+
+    def _begin_scan(self, *, due: bool) -> RelayStep:
+        """Settle what is under way, renew the leases if *due*, start from the lowest row.
+
+        A brief scan waits for no deletion: it leaves the rows out that are being deleted.
+        """
+        done = self._settle(wait=due or not self._scan.brief)
+        if due:
+            self._scan.end()
+            self._leases.renew()
+        if not self._leases.owned:
+            self._scan.end()
+            return done
+        self._delays.move()
+        self._missing.try_again()
+        released = self._parking.refresh(self._leases, self._sink)
+        self._scan.begin()
+        return done.plus(RelayStep(published=released))
+
+    def _advance(self, done: RelayStep) -> RelayStep:
+        """Read batch n+1 while n is being published; send it; delete n while it is on its way."""
+        is_brief = self._scan.brief
+        batch = self._read()
+        landed = self._collect()
+        try:
+            batch, parked = self._sift(batch)
+        except DependencyDown:  # what the broker took before is not to be sent again
+            self._deleter.start(landed.done)
+            self._deleter.finish()
+            raise
+        if batch.rows:
+            self._sent = batch.rows
+            self._publisher.send(batch.messages, here=self._scan.ended)
+        self._deleter.start(landed.done)
+        done = done.plus(RelayStep(published=len(landed.done), parked=len(landed.refused) + parked))
+        if self._scan.ended:
+            done = done.plus(self._settle(wait=not is_brief))
+        is_idle = not (batch.rows or done.published or done.parked)
+        if is_idle and self._deleter.rest(_SHORT_SECONDS):
+            return replace(done, rested=True)
+        return replace(done, idle=is_idle)
+
+    def _read(self) -> Batch:
+        # Asked for before: a deletion may end between the moment that is read and this one.
+        going = set(self._deleter.going) if self._scan.brief else ()
+        rows = self._scan.read()
+        return Batch.of([row for row in rows if row.seq not in going] if going else rows)
+
+    def _collect(self) -> PublishOutcome:
+        """Wait for the batch in flight; what was refused of it is parked when this returns.
+
+        Nothing of a refused key may be sent before that, so it is not put off.
+        """
+        if not self._publisher.in_flight:
+            return PublishOutcome()
+        outcome = classify_results(self._sent, self._publisher.collect())
+        self._missing.learn(self._sent, outcome)
+        if outcome.outage is not None:
+            self._deleter.start(outcome.done)
+            self._deleter.finish()
+        self._parking.refuse(self._leases, outcome.refused)
+        if outcome.outage is not None:
+            raise outcome.outage
+        return outcome
+
+    def _sift(self, batch: Batch) -> tuple[Batch, int]:
+        """Return what of *batch* may be sent, and how many of its rows are parked instead."""
+        if not batch.rows:
+            return batch, 0
+        held = self._missing.held  # also since they were read
+        rows = [row for row in batch.rows if row.topic not in held] if held else batch.rows
+        rows, behind = self._parking.split(rows)
+        batch = batch.only(rows)
+        rows, refused = self._sink.precheck(batch, self._missing)
+        parked = self._parking.park(self._leases, behind)
+        return batch.only(rows), parked + self._parking.refuse(self._leases, refused)
+
+    def _settle(self, *, wait: bool) -> RelayStep:
+        """Wait for the batch in flight, and begin to delete what the broker took of it.
+
+        With *wait* it is deleted when this returns.
+        """
+        outcome = self._collect()
+        self._deleter.start(outcome.done)
+        if wait or self._deleter.has_ended:
+            self._deleter.finish()
+        return RelayStep(published=len(outcome.done), parked=len(outcome.refused))
+
+    def _start_over(self) -> None:
+        """Begin the next scan from the bottom: whatever was under way is read again.
+
+        Nothing is on its way or being deleted any more when this returns.
+        """
+        self._publisher.drop()
+        self._deleter.drop()
+        self._scan.end()
+
+    def close(self) -> None:
+        """Settle the batch in flight and give the shards back."""
+        try:
+            self._settle(wait=True)
+        finally:
+            self._scan.end()
+            self._publisher.close()
+            self._deleter.close()
+            self._leases.release()
+
+
+class Deleter:
+    """Deletes rows that were published, in a thread; one deletion at a time.
+
+    A scan does not see what is deleted during it, and what was not deleted when it ends is
+    waited for, or left out, before the next begins: so nothing is read twice. A relay whose
+    leases ran out deletes nothing. SQLite has one writer for all and gains nothing by a thread.
+    """
+
+    def __init__(self, engine: Engine, leases: Leases, *, clock: Clock) -> None:
+        self.going: Sequence[int] = ()
+        """The rows that are being deleted."""
+        self._engine = engine
+        self._leases = leases
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
+        self._running: Future[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a deletion has ended and `finish` was not called yet."""
+        return self._running is not None and self._running.done()
+
+    def start(self, seqs: Sequence[int]) -> None:
+        """Begin to delete *seqs*, after the deletion before."""
+        if not seqs:
+            return
+        self.finish()
+        if self._engine.dialect.name == "sqlite":
+            self._delete(seqs)
+        else:
+            self.going = seqs
+            self._running = self._thread.submit(self._delete, seqs)
+
+    def finish(self) -> None:
+        """Return once nothing is being deleted; what went wrong with it is raised here."""
+        running, self._running, self.going = self._running, None, ()
+        if running is not None:
+            running.result()
+
+    def rest(self, seconds: float) -> bool:
+        """Return whether something is being deleted, after *seconds* or when it has ended."""
+        if self._running is None:
+            return False
+        wait([self._running], seconds)
+        return True
+
+    def drop(self) -> None:
+        """Return once nothing is being deleted; if it failed, its rows are read again."""
+        running, self._running, self.going = self._running, None, ()
+        if running is not None:
+            running.exception()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _delete(self, seqs: Sequence[int]) -> None:
+        def delete(db: Connection) -> None:
+            if not self._leases.holds(db):
+                raise ShardLeaseLost
+            delete_rows(db, self._leases, seqs)
+
+        transact(self._engine, delete, clock=self._clock)
+
+
+class TableScan:
+    """Reads the rows of our shards upwards by `seq`, as they were when the scan began.
+
+    One snapshot serves the whole scan. Without it a row that commits late, below what was
+    read already, would be passed by, and the next event of its key, committed after it,
+    would be read first. What commits during a scan waits for the next, which starts from
+    the bottom again.
+
+    While there is little to read a scan is *brief*: one statement, which sees one moment by
+    itself; on PostgreSQL on a connection that is kept, which takes a third of the time.
+    """
+
+    def __init__(
+        self, engine: Engine, leases: Leases, missing: MissingTopics, *, batch: int
+    ) -> None:
+        self._missing = missing
+        # SQLite numbers and commits one writer after the other: nothing commits late there,
+        # and an open snapshot would be a writer in the way.
+        self._frozen = engine.dialect.name != "sqlite"
+        self._engine = engine
+        self._leases = leases
+        self._sql = statements("holdfast.outbox", engine.dialect.name)
+        self._sizer = BatchSizer(batch)
+        self._db: Connection | None = None
+        self._after = 0
+        self._batches = 0
+        self.ended = True
+        self.brief = False
+        """Whether the next scan is one, or this one."""
+
+    def begin(self) -> None:
+        """Start from the lowest row, with a new snapshot."""
+        if not self.brief:
+            self.end()
+        self._after, self._batches, self.ended = 0, 0, False
+        if self._frozen and self._db is None:
+            self._db = self._kept() if self.brief else at_one_moment(self._engine)
+
+    def read(self) -> list[Row]:
+        """Return the next rows; a short batch, or many of them, end the scan."""
+        everything = len(self._leases.owned) == SHARDS
+        most = self._sizer.rows
+        where: dict[str, int | str] = {"after": self._after, "most": most}
+        if not everything:
+            where["shards"] = self._leases.listed(self._leases.owned)
+        command = self._sql["read_all" if everything else "read"]
+        if held := self._missing.held:  # else many events of theirs would be read in vain
+            where["held"] = msgspec.json.encode(sorted(held)).decode()
+            command = self._sql["read_all_but" if everything else "read_but"]
+        with self._connection() as db:
+            rows = read_rows(db, command, where)
+        self._sizer.came(len(rows), size_of(rows))
+        self._batches += 1
+        is_short = len(rows) < most
+        if self.brief and is_short:
+            self.ended = True
+        elif self.brief or is_short or self._batches >= _BATCHES:
+            self.end()
+            self.brief = is_short and self._frozen
+        else:
+            self._after = rows[-1].seq
+        return rows
+
+    def end(self) -> None:
+        """Let the snapshot go; the next `begin` takes a new one."""
+        self.ended, self.brief = True, False
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def _kept(self) -> Connection | None:
+        if self._engine.dialect.name != "postgresql":
+            return None  # MySQL's drivers ask the server for this, where nobody expects it to fail
+        return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def _connection(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect() if self._db is None else nullcontext(self._db)
+
+
+def delete_rows(db: Connection, leases: Leases, seqs: Sequence[int]) -> None:
+    """Delete the rows with the numbers *seqs*; the caller guards it by the *leases*.
+
+    A row that commits late, in between, is left alone: its number is missing in *seqs*, and
+    no range is deleted that holds a number more than they do.
+    """
+    sql = statements("holdfast.outbox", db.dialect.name)
+    found = runs(seqs) if "delete_run" in sql else []
+    if found and len(found) * _LONG <= len(seqs):
+        db.execute(sql["delete_run"], [{"first": first, "last": last} for first, last in found])
+    else:
+        db.execute(sql["delete"], {"seqs": leases.listed(seqs)})
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the fewest ranges, each from first to last, that hold *numbers* and nothing else."""
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return []
+    first, last = ordered[0], ordered[-1]
+    if last - first == len(ordered) - 1:
+        return [(first, last)]
+    gaps = [(below, above) for below, above in pairwise(ordered) if above - below > 1]
+    ends, starts = zip(*gaps, strict=True)
+    return list(zip((first, *starts), (*ends, last), strict=True))

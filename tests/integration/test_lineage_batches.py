@@ -1,0 +1,87 @@
+"""Many rows of lineage at once are the same rows as one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import delete
+
+from holdfast import Message
+from holdfast.db import open_database
+from holdfast.tracing import Lineage, create_tables
+from holdfast.tracing import lineage as module
+from holdfast.tracing.lineage import LineageRecord, record_of
+from holdfast.tracing.schema import lineage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sqlalchemy.engine import Engine
+
+WHEN = datetime(2026, 3, 3, 14, 22, 33, 250_000, tzinfo=UTC)
+PLAIN = Message(
+    id="evt-1", topic="orders", payload=b"{}", key=b"ada", type="OrderPlaced", source="shop",
+    correlation_id="evt-1", time=WHEN,
+)  # fmt: skip
+ODD = [
+    PLAIN,
+    PLAIN.with_(id="evt-2", correlation_id="c", causation_id="evt-1"),
+    PLAIN.with_(id="evt-3", correlation_id=None, key=None),
+    PLAIN.with_(id="x" * 400, correlation_id="y" * 400, causation_id="z" * 400),
+    PLAIN.with_(id="nul\0", type='a "quoted", \\ type\0', source="snow ☃", topic="t" * 300),
+    PLAIN.with_(id="evt-6", key=b"\xff\xfe", correlation_id="line\nend"),
+    PLAIN.with_(id="evt-7", type="lone \ud800", time=WHEN.replace(microsecond=1)),
+]
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """Open a database of each kind, with the table."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/lineage.db"
+    else:
+        url = request.getfixturevalue(request.param).database("batches")
+    made = open_database(url)
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+def records(engine: Engine) -> list[LineageRecord]:
+    """Take what is written, in its order, without when."""
+    with engine.begin() as db:
+        found = [record_of(row) for row in db.execute(lineage.select().order_by(lineage.c.seq))]
+        db.execute(delete(lineage))
+    assert all(one.at > WHEN.timestamp() for one in found)
+    return [replace(one, at=0.0) for one in found]
+
+
+@pytest.mark.parametrize("at_once", [3, 5000])
+def test_a_batch_is_written_as_its_messages_one_by_one(
+    engine: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, whatever stands in them, in as many statements as it takes."""
+    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", at_once)
+    shop = Lineage("shop")
+    with engine.begin() as db:
+        for one in ODD:
+            shop.handled(db, [one])
+    singly = records(engine)
+    with engine.begin() as db:
+        shop.handled(db, ODD)
+    assert records(engine) == singly
+    assert [one.event_id for one in singly[:3]] == ["evt-1", "evt-2", "evt-3"]
+    assert [one.correlation_id for one in singly[:3]] == ["evt-1", "c", "evt-3"]
+    assert {one.service for one in singly} == {"shop"}
+
+
+def test_a_batch_that_rolls_back_leaves_nothing(engine: Engine) -> None:
+    """It commits with the events, or not at all."""
+    with engine.connect() as db:
+        Lineage("shop").published(db, ODD)
+        db.rollback()
+    assert records(engine) == []

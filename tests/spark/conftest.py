@@ -1,0 +1,66 @@
+"""One Spark session for all Spark tests.
+
+The JVM takes ten seconds to start, so all of them run in one worker of a parallel run: the suite
+is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives the files of this folder
+one scope. Tests that need a session of another kind run it in a process of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.spark_jobs.session import SparkTarget, session
+from tests.servers.install import spark_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+PATIENCE = 900  # seconds: the first test of a worker also starts the JVM
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let Spark tests take their time: a deadline tells a hang, not a busy machine."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PATIENCE))
+
+
+CONF = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+    "spark.sql.streaming.stateStore.numThreads": "2",
+}
+
+
+def cluster(**more: Any) -> SparkTarget:
+    """Return the small local cluster of the tests."""
+    usual = {"master": "local[2,4]", "jars": [str(jar) for jar in spark_jars()]}
+    conf = CONF | more.pop("conf", {})
+    return SparkTarget(**usual | more, conf=conf)
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the shared session logs its events."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path) -> Iterator[SparkSession]:
+    """Share the run's Spark session."""
+    log = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{event_log}",
+        "spark.eventLog.compress": "false",
+    }
+    found = session("tests", cluster(conf=log))
+    yield found
+    found.stop()

@@ -1,0 +1,288 @@
+"""Sources of records: databases by JDBC, Kafka by Spark's connector, brokers by our adapters."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import insert
+
+from holdfast.brokers import connect
+from holdfast.db.engine import open_database
+from holdfast.dlq import DeadLetterTopic, create_tables
+from holdfast.dlq.store.rows import fingerprint_of, letter_of, row_of
+from holdfast.dlq.store.schema import message
+from holdfast.errors import ConfigurationError, DependencyDown
+from holdfast.spark_jobs import records
+from holdfast.spark_jobs.archive import marks
+from holdfast.spark_jobs.archive.adding import add
+from holdfast.spark_jobs.archive.table import Archive
+from holdfast.spark_jobs.data_source import register
+from holdfast.spark_jobs.errors import translated
+from holdfast.spark_jobs.sources import SourceSpec, read
+from holdfast.spark_jobs.topics import stream_kafka
+from tests.servers.postgres import Postgres
+from tests.servers.waiting import wait_until
+from tests.spark_letters import NOW, files_of, lettered, stored
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from holdfast.dlq import DeadLetter
+
+
+def letters_in(frame: DataFrame) -> list[DeadLetter]:
+    """Return the letters of *frame*, sorted."""
+    found = [letter_of(records.row_of_record(row.asDict())) for row in frame.collect()]
+    return sorted(found, key=lambda one: one.dlq_id)
+
+
+def by_id(letters: list[DeadLetter]) -> list[DeadLetter]:
+    """Return *letters*, sorted."""
+    return sorted(letters, key=lambda one: one.dlq_id)
+
+
+def database(request: pytest.FixtureRequest, kind: str, name: str) -> str:
+    """Return the URL of a new store on the server *kind*."""
+    url: str = request.getfixturevalue(kind).database(name)
+    engine = open_database(url)
+    create_tables(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_jdbc_reads_the_store_in_parts_and_whole(
+    spark: SparkSession, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Every letter once, as it was put in: bytes, null keys, headers and the envelope."""
+    url = database(request, kind, "spark_jdbc")
+    originals = [lettered(n, payload=bytes([n, 0, 255])) for n in range(1, 40)]
+    originals.append(lettered(40, key=None))
+    engine = open_database(url)
+    stored(engine, originals)
+    engine.dispose()
+    frame = read(spark, url, partitions=3)
+    assert frame.rdd.getNumPartitions() == 3
+    assert letters_in(frame) == by_id(originals)
+    row = frame.where("key IS NULL").select("seq", "stored_at", "replayable").collect()
+    assert [one["replayable"] for one in row] == [True]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_no_late_commit_slips_past_the_mark(
+    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """A transaction has the lower number and commits last: its letter is archived all the same."""
+    url = database(request, kind, "spark_late")
+    engine = open_database(url)
+    archive = Archive(spark, f"{tmp_path}/letters")
+    slow, fast = lettered(1), lettered(2)
+    with engine.connect() as late:
+        late.execute(insert(message), [_row(slow)])
+        stored(engine, [fast])
+        first = add(archive, [url], patience=0.0)
+        assert (first.new, len(first.unsettled)) == (1, 1)
+        late.commit()
+    second = add(archive, [url], patience=60.0)
+    assert (second.new, second.unsettled) == (1, ())
+    assert letters_in(archive.records()) == by_id([slow, fast])
+    engine.dispose()
+
+
+def _row(one: DeadLetter) -> dict[str, Any]:
+    return row_of(one, fingerprint_of(one.failure), now=NOW.timestamp())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_the_horizon_waits_for_those_that_are_open_and_for_no_later_ones(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    """The mark moves as soon as they have ended; a stream of new writers does not hold it."""
+    url = database(request, kind, "spark_horizon")
+    engine = open_database(url)
+    stored(engine, [lettered(1)])
+    assert marks.store_horizon(url, mark=0, patience=60.0).is_settled
+    with engine.connect() as db:
+        db.execute(insert(message), [_row(lettered(2))])
+        stored(engine, [lettered(3)])
+        held = marks.store_horizon(url, mark=0, patience=0.3)
+        assert not held.is_settled
+        assert held.settled == 0
+        db.rollback()
+    done = marks.store_horizon(url, mark=0, patience=60.0)
+    assert (done.highest, done.is_settled) == (held.highest, True)
+    engine.dispose()
+
+
+def test_kafka_is_read_by_offsets_and_goes_on_where_it_ended(
+    spark: SparkSession, kafka: Any, tmp_path: Path
+) -> None:
+    """Letters of two partitions, once; the next run reads what came since and nothing else."""
+    topic = "sparkorders.billing.dlq"
+    with closing(connect(kafka.url)) as broker:
+        broker.create_topic(topic, partitions=2)
+        home = DeadLetterTopic.on(broker)
+        originals = [lettered(n, topic="sparkorders") for n in range(20)]
+        for one in originals:
+            home.put(one)
+        source = f"{kafka.url}?topic={topic}"
+        found = letters_in(read(spark, source))
+        assert [one.dlq_id for one in found] == [one.dlq_id for one in by_id(originals)]
+        assert [one.message for one in found] == [one.message for one in by_id(originals)]
+        assert {one.origin for one in found} == {"collected"}
+
+        archive = Archive(spark, f"{tmp_path}/letters")
+        assert add(archive, [source]).new == 20
+        home.put(lettered(20, topic="sparkorders"))
+        home.put(originals[0])
+        done = add(archive, [source])
+        assert (done.read, done.new, done.known, done.total) == (2, 1, 1, 21)
+        assert add(archive, [source]).read == 0
+
+        query = (
+            stream_kafka(spark, SourceSpec.parse(source))
+            .writeStream.format("parquet")
+            .option("path", f"{tmp_path}/stream")
+            .option("checkpointLocation", f"{tmp_path}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+        assert read(spark, f"parquet:{tmp_path}/stream").count() == 22
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "nats", "redis", "kafka"])
+def test_any_broker_that_can_replay_is_written_and_read_by_its_adapter(
+    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """Records become dead letters on a topic, and the same records again, as often as one reads."""
+    url = f"sqlite:///{tmp_path}/broker.db"
+    if kind != "sqlite":
+        url = request.getfixturevalue(kind).url
+    secret = tmp_path / "url"
+    secret.write_text(url)
+    topic = "sparkadapter.billing.dlq"
+    with closing(connect(url)) as broker:
+        broker.create_topic(topic, partitions=2)
+    register(spark)
+    originals = [lettered(n, topic="sparkadapter") for n in range(12)]
+    came = read(spark, files_of(tmp_path / "in", originals))
+    reference = f"${{file:{secret}}}"
+    (
+        came.write.format("holdfast").option("url", reference).option("topic", topic)
+        .mode("append").save()
+    )  # fmt: skip
+    reader = spark.read.format("holdfast").option("url", reference).option("topic", topic)
+    for _ in range(2 if kind == "sqlite" else 1):
+        found = letters_in(reader.load())
+        assert [one.dlq_id for one in found] == [one.dlq_id for one in by_id(originals)]
+        assert [one.message for one in found] == [one.message for one in by_id(originals)]
+
+
+def test_a_secret_is_in_no_plan_and_no_event_log(
+    spark: SparkSession, request: pytest.FixtureRequest, event_log: Path, capsys: Any
+) -> None:
+    """A password in a database URL reaches the driver of the database, and nothing that is kept."""
+    url = database(request, "postgres", "spark_secret")
+    engine = open_database(url)
+    stored(engine, [lettered(1)])
+    engine.dispose()
+    frame = read(spark, url.replace("postgres@", "postgres:hunter-secret-2@"))
+    assert frame.count() == 1
+    frame.explain("extended")
+    capsys.readouterr().out.index("JDBCRelation")
+    frame.select("dlq_id").explain("formatted")
+    assert "hunter-secret-2" not in capsys.readouterr().out
+    wait_until(lambda: any("JDBCRelation" in one for one in _logged(event_log)), "the log", 60)
+    assert not any("hunter-secret-2" in one for one in _logged(event_log))
+
+
+def _logged(folder: Path) -> list[str]:
+    return [one.read_text(errors="replace") for one in folder.rglob("*") if one.is_file()]
+
+
+def test_a_secret_that_would_travel_is_refused(spark: SparkSession) -> None:
+    """The data source's options are shown by Spark: they name the secret, and do not hold it."""
+    with pytest.raises(ConfigurationError, match=r"write \$\{NAME\}") as told:
+        read(spark, "redis://:hunter2@host:6379?topic=orders.billing.dlq")
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_store_that_dies_in_mid_job_is_told_and_leaves_the_archive_as_it_was(
+    spark: SparkSession, private_server: Any, tmp_path: Path
+) -> None:
+    """The error says that a server went away and is worth another try; nothing is half there."""
+    server: Postgres = private_server(Postgres)
+    url = server.database("dying")
+    engine = open_database(url)
+    create_tables(engine)
+    stored(engine, [lettered(n) for n in range(200)])
+    archive = Archive(spark, f"{tmp_path}/letters")
+    add(archive, [files_of(tmp_path / "a", [lettered(500)])])
+    kept = archive.state()
+    frame = read(spark, url, options={"fetchsize": "1"}, partitions=1)
+    with engine.begin() as db:  # a store that answers slowly, row by row
+        db.exec_driver_sql("ALTER TABLE holdfast_dlq_message RENAME TO slow")
+        db.exec_driver_sql(
+            "CREATE VIEW holdfast_dlq_message AS SELECT * FROM slow"
+            " WHERE pg_sleep(1)::text IS NOT NULL"
+        )
+    engine.dispose()
+
+    def die() -> None:
+        wait_until(lambda: _reading(engine), "the job to read", 300)
+        server.kill()
+
+    killer = threading.Thread(target=die)
+    killer.start()
+    with pytest.raises(DependencyDown, match="went away"), translated(), archive.run() as run:
+        archive.write(run, "new", frame)
+    killer.join()
+    engine.dispose()
+    assert archive.state() == kept
+    assert len(list((tmp_path / "letters/data").iterdir())) == 1
+
+
+def _reading(engine: Any) -> bool:
+    """Whether somebody but us is in the middle of reading letters."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'active'"
+        " AND strpos(query, 'holdfast_dlq_message') > 0 AND pid <> pg_backend_pid()"
+    )
+    with engine.connect() as db:
+        return bool(db.exec_driver_sql(query).scalar())
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "place"),
+    [
+        ("parquet:/data/x", "files", "/data/x"),
+        ("/data/x", "files", "/data/x"),
+        ("delta:s3a://bucket/x", "files", "s3a://bucket/x"),
+        ("s3a://bucket/x", "files", "s3a://bucket/x"),
+        ("archive:letters", "archive", "letters"),
+        ("archive:hdfs://host/letters", "archive", "hdfs://host/letters"),
+        ("postgresql+psycopg://u@h/db", "store", "postgresql+psycopg://u@h/db"),
+        ("sqlite:///shop.db", "store", "sqlite:///shop.db"),
+        ("sqlite:///shop.db?topic=a.b.dlq", "broker", "sqlite:///shop.db"),
+        ("kafka://h:9092?topic=a&topic=b", "kafka", "h:9092"),
+        ("kafka://h:9092?topic=a&via=adapter", "broker", "kafka://h:9092"),
+        ("redis://h:6379/0?topic=a&x=1", "broker", "redis://h:6379/0?x=1"),
+    ],
+)
+def test_a_source_is_one_word(word: str, kind: str, place: str) -> None:
+    """What stands in front of it says what it is."""
+    spec = SourceSpec.parse(word)
+    assert (spec.kind, spec.place) == (kind, place)
+
+
+def test_a_broker_without_a_topic_is_told_how_to_name_one() -> None:
+    """It would be read as nothing at all."""
+    with pytest.raises(ConfigurationError, match="topic=orders"):
+        SourceSpec.parse("redis://host:6379")

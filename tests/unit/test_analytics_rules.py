@@ -1,0 +1,276 @@
+"""Analytics: the vectors of the fingerprint rules, and the decisions that every engine shares."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.dlq.capture import fingerprint as rules
+from holdfast.dlq.capture.fingerprint import parameterised
+from holdfast.errors import ConfigurationError
+from holdfast.spark_jobs.analytics import fingerprints, series
+from holdfast.spark_jobs.analytics.clusters import Likeness, clusters
+from holdfast.spark_jobs.analytics.fingerprints import NEEDED, Fingerprinter, likeness
+from holdfast.spark_jobs.analytics.inputs import read_deploys
+from holdfast.spark_jobs.analytics.payloads import counted_facts, fields_of
+from holdfast.spark_jobs.analytics.results import Deployed, Scope
+from holdfast.spark_jobs.analytics.scores import scores
+
+VECTORS = json.loads(files("holdfast.dlq").joinpath("vectors.json").read_text())
+WORDS = st.one_of(
+    st.sampled_from(["order ", "0x1f", "0x", "12", "-", ".", ":", "@", "a.b", "7f", "deadbeef", "'",
+                     '"', " ", "://", "http", "/v1/", "12345678-1234-1234-1234-123456789012",
+                     "abc12345678-1234-1234-1234-123456789012", "2026-01-02T03:04:05Z",
+                     "2026-01-02 ", "10.0.0.1", "ß", "٣", "\t", "T12:30:01", "<", "x@y.de",
+                     "A1B2C3D4-0000-1111-2222-ABCDEFABCDEF"]),
+    st.integers(0, 10**18).map(str),
+    st.uuids().map(str),
+    st.text(max_size=4),
+)  # fmt: skip
+
+
+def envelope(vector: dict[str, Any]) -> str:
+    """Return the envelope of a failure as the vectors write it."""
+    chain = [
+        {"type": one["type"], "text": one["text"],
+         "frames": [{"module": module, "function": function, "in_app": own}
+                    for module, function, own in one.get("frames", [])]}
+        for one in vector["chain"]
+    ]  # fmt: skip
+    also = [{"type": name, "text": ""} for name in vector.get("also", ())]
+    failure = {"chain": chain, "also": also, "explicit": vector.get("explicit")}
+    return json.dumps({"coordinates": {"topic": "t"}, "failure": failure})
+
+
+def batch(envelopes: list[str | None], **more: list[Any]) -> pa.RecordBatch:
+    """Return records with these envelopes."""
+    size = len(envelopes)
+    columns: dict[str, list[Any]] = {name: [name] * size for name in NEEDED}
+    columns |= {"dlq_id": [f"{number:04}" for number in range(size)], "envelope": envelopes} | more
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_arrow_batches_get_the_fingerprints_of_the_vectors() -> None:
+    """The vectors are the contract of every engine; DuckDB and Spark run this very function."""
+    vectors = VECTORS["fingerprints"]
+    found = Fingerprinter().batch(batch([envelope(one) for one in vectors]), ("dlq_id",))
+    about = found.column("about").to_pylist()
+    for row, vector in enumerate(vectors):
+        group = rules.group_id(vector["fingerprint"], "consumer_group", "topic", "handler")
+        assert found.column("group_id")[row].as_py() == group, vector["name"]
+        assert about[row]["fingerprint"] == vector["fingerprint"], vector["name"]
+        assert about[row]["by"] == vector["by"]
+
+
+def test_the_same_is_said_when_the_caches_are_warm() -> None:
+    """What was seen before is not decoded again, and must not be mistaken for something else."""
+    own = Fingerprinter()
+    records = batch([envelope(one) for one in VECTORS["fingerprints"]])
+    assert own.batch(records, ()).equals(own.batch(records, ()))
+
+
+@pytest.mark.parametrize("vector", VECTORS["texts"], ids=lambda v: v["text"][:40])
+def test_texts_are_parameterised_as_the_vectors_say(vector: dict[str, str]) -> None:
+    """Also after a text that looks alike."""
+    own = Fingerprinter()
+    own.parameterised(vector["text"].replace("7", "8").replace("3", "4"))
+    assert own.parameterised(vector["text"]) == vector["parameterised"]
+
+
+@given(st.lists(WORDS, max_size=12).map("".join))
+def test_what_looks_alike_is_parameterised_alike(text: str) -> None:
+    """A likeness, if it can be read as text, has the parameters of the text it stands for."""
+    stands_for = likeness(text).decode("utf-8", "surrogatepass")
+    assert len(stands_for) == len(text[: rules.MOST_TEXT])
+    assert parameterised(stands_for) == parameterised(text)
+
+
+@pytest.mark.parametrize("broken", [None, "", "{", "[]", '{"failure": 1}', '{"failure": {}}'])
+def test_an_envelope_that_cannot_be_read_leaves_type_and_text(broken: str | None) -> None:
+    """A foreign or broken letter is grouped by what its columns say."""
+    more = {"error_type": ["ValueError"], "error_text": ["order 17 is bad"]}
+    about = Fingerprinter().batch(batch([broken], **more), ()).column("about")[0].as_py()
+    whole = rules.fingerprint([rules.Error("ValueError", "order 17 is bad")])
+    assert about["fingerprint"] == whole.value
+    assert about["title"] == "ValueError: order <n> is bad"
+
+
+def test_a_known_fingerprint_counts_only_if_it_is_of_these_rules() -> None:
+    """A letter that lost its frames keeps its group; one of older rules is grouped anew."""
+    vector = next(one for one in VECTORS["fingerprints"] if one["name"] == "own frames")
+    document = json.loads(envelope(vector))
+    known = {"value": "a" * 64, "by": "stack", "hints": [], "algorithm": rules.ALGORITHM}
+    document["failure"]["known"] = known
+    old = json.loads(envelope(vector))
+    old["failure"]["known"] = known | {"algorithm": "v0"}
+    found = Fingerprinter().batch(batch([json.dumps(document), json.dumps(old)]), ())
+    values = [one["fingerprint"] for one in found.column("about").to_pylist()]
+    assert values == ["a" * 64, vector["fingerprint"]]
+
+
+def test_a_group_is_told_by_its_smallest_letter_once_in_a_batch() -> None:
+    """So a minimum over all batches is the same in every engine and with any batches."""
+    same = envelope(VECTORS["fingerprints"][1])
+    about = Fingerprinter().batch(batch([same] * 3, dlq_id=["b", "a", "c"]), ()).column("about")
+    assert [one and one["sample"] for one in about.to_pylist()] == [None, "a", None]
+
+
+def test_the_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters that are all different cost no more memory than so many."""
+    monkeypatch.setattr(fingerprints, "_MOST_KNOWN", 10)
+    own = Fingerprinter()
+    for number in range(100):
+        own.parameterised("x" * number)
+    assert len(own._masked) <= 10
+
+
+def flat(days: int, level: float = 10) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return hours that follow the day."""
+    hours = np.arange(days * 24)
+    return np.round(level * (1 + 0.5 * np.sin((hours % 24) * np.pi / 12)))
+
+
+def test_a_burst_is_an_anomaly_and_the_season_is_none() -> None:
+    """Ten times the usual for three hours is found, with its hours and its size."""
+    usual = flat(28)
+    assert list(series.anomalies("g", usual, 0)) == []
+    odd = usual.copy()
+    odd[400:403] *= 10
+    (found,) = series.anomalies("g", odd, 1000)
+    assert (found.start, found.hours, found.level) == (1400 * 3600, 3, "critical")
+    assert found.observed == int(odd[400:403].sum())
+    assert found.expected == pytest.approx(usual[400:403].sum(), rel=0.2)
+
+
+@pytest.mark.parametrize("days", [0, 1, 2, 4, 22])
+def test_a_short_history_has_a_baseline_too(days: int) -> None:
+    """From nothing to three weeks: no warning, no error, and a burst is seen from two days on."""
+    hours = flat(days)
+    assert list(series.anomalies("g", hours, 0)) == []
+    if days >= 2:
+        hours[-1] = 500
+        assert [one.level for one in series.anomalies("g", hours, 0)] == ["critical"]
+
+
+def test_few_failures_are_no_anomaly() -> None:
+    """Four in an hour after weeks of silence are told by alerts, not by trends."""
+    quiet = np.zeros(28 * 24)
+    quiet[300] = 4
+    assert list(series.anomalies("g", quiet, 0)) == []
+
+
+def test_a_deploy_that_breaks_or_mends_is_told_and_one_that_does_neither_is_not() -> None:
+    """The rate of the days before is held against that of the days after."""
+    hours = flat(28)
+    hours[: 14 * 24] = np.round(hours[: 14 * 24] * 0.1)
+    deploys = [Deployed(consumer_group="g", version=f"{day}", at=day * 86400.0) for day in (7, 14)]
+    worse = list(series.deploy_effects("x", hours, 0, deploys))
+    assert [(one.version, one.verdict) for one in worse] == [("14", "worse")]
+    better = list(series.deploy_effects("x", hours[::-1], 0, deploys))
+    assert [(one.version, one.verdict) for one in better] == [("14", "better")]
+
+
+def test_a_burst_after_a_deploy_is_not_blamed_on_it() -> None:
+    """The median day counts: three bad hours in a week are no new rate."""
+    hours = flat(28)
+    hours[15 * 24 : 15 * 24 + 3] *= 60
+    deploy = Deployed(consumer_group="g", version="2", at=14 * 86400.0)
+    assert list(series.deploy_effects("x", hours, 0, [deploy])) == []
+
+
+def test_hours_outside_of_the_series_are_left_out() -> None:
+    """Two clocks may disagree about where the series ends."""
+    found = series.dense(np.array([1, 5, 9]), np.array([1, 2, 4]), 4, 6)
+    assert found.tolist() == [0, 2, 0]
+
+
+def group(name: str, title: str, *, kind: str = "E", calls: str = "") -> Likeness:
+    """Return what a group is compared by."""
+    return Likeness(group_id=name, error_type=kind, title=title, calls=calls)
+
+
+def test_groups_that_differ_in_a_name_are_one_cluster() -> None:
+    """Fourteen groups are one cause; another type, or other words, are another."""
+    names = [
+        "Ada",
+        "Bob",
+        "Carla",
+        "Deniz",
+        "Eva",
+        "Farid",
+        "Grete",
+        "Hugo",
+        "Ines",
+        "Jan",
+        "Kim",
+        "Lea",
+        "Max",
+        "Nils",
+    ]
+    groups = [group(f"g{n:02}", f"E: customer {name} has no address") for n, name in
+              enumerate(names)]  # fmt: skip
+    others = [group("x1", "E: the card of the order has expired long ago"),
+              group("x2", "F: customer Ada has no address", kind="F")]  # fmt: skip
+    found = clusters([*groups, *others])
+    assert found == {f"g{n:02}": "g00" for n in range(14)}
+    assert clusters([*others, *groups[::-1]]) == found
+
+
+def test_groups_by_stack_are_compared_by_their_calls_not_by_their_texts() -> None:
+    """The same text from two places is two causes; nearly the same way to one place is one."""
+    here = "E@shop:run>shop.a:handle>shop.lib:parse>shop.lib:check"
+    groups = [
+        group("a", "E: same", calls=here),
+        group("b", "E: same", calls="E@shop:run>mail.x:send>mail.y:open>mail.z:dial"),
+        group("c", "E: other", calls=here + ">shop.lib:deeper"),
+    ]
+    assert clusters(groups) == {"a": "a", "c": "a"}
+
+
+def test_fields_of_payloads_are_bounded_and_never_fail() -> None:
+    """Nested, wide, deep, broken: each gives fields, and values of secrets are stars."""
+    assert fields_of(None) == [("$", "nothing", "")]
+    assert fields_of(b"\xff{") == [("$", "not JSON", "")]
+    assert ("$.a[].b", "number", "1") in fields_of(b'{"a": [{"b": 1}]}')
+    assert len(fields_of(json.dumps({f"f{n}": n for n in range(5000)}))) <= 201
+    deep = "[" * 500 + "]" * 500
+    assert len(fields_of(deep)) < 20
+    record = pa.RecordBatch.from_pydict(
+        {"payload": [b'{"password": "s3cret", "iban": "DE1", "plan": "pro"}']}
+    )
+    (facts,) = counted_facts([record], hidden=frozenset({"iban"}))
+    values = {(row["path"], row["value"]) for row in facts.to_pylist() if row["what"] == "value"}
+    assert ("$.plan", "pro") in values
+    assert {"s3cret", "DE1"}.isdisjoint(value for _, value in values)
+
+
+def test_scores_see_groups_that_are_mixed_and_causes_that_are_split() -> None:
+    """A mixed group costs precision, a split cause recall; the unknown are counted apart."""
+    confusion = {("g1", "a"): 90, ("g1", "b"): 10, ("g2", "b"): 60, ("g3", "b"): 30, ("g4", "z"): 5}
+    known, unknown = scores(confusion, {"a": True, "b": True, "z": False})
+    assert (known.precision, known.recall) == (180 / 190, 150 / 190)
+    assert (unknown.causes, unknown.records, unknown.recall) == (1, 5, 1.0)
+
+
+def test_a_list_of_deploys_is_read_and_nonsense_is_refused(tmp_path: Any) -> None:
+    """Seconds or moments; what is wrong names the file and shows how it is written."""
+    path = tmp_path / "deploys.json"
+    path.write_text('[{"consumer_group": "g", "version": "1", "at": "1970-01-02T00:00"},'
+                    ' {"consumer_group": "g", "version": "2", "at": 7}]')  # fmt: skip
+    assert [one.at for one in read_deploys(path)] == [86400.0, 7.0]
+    path.write_text('[{"version": 1}]')
+    with pytest.raises(ConfigurationError, match=r"deploys.json: write a JSON list of deploys"):
+        read_deploys(path)
+
+
+def test_a_scope_that_holds_nothing_is_refused() -> None:
+    """A mistyped time must not look like peace."""
+    with pytest.raises(ConfigurationError, match="--since is not before --until"):
+        Scope(since=2.0, until=1.0)

@@ -1,0 +1,276 @@
+"""Which event came of which: written in the transaction that publishes or handles it.
+
+What is written survives every crash, and no sampling thins it out: an event is in the table if
+and only if it was published or handled. It is off unless an `Outbox` or a `Consumer` is given a
+`Lineage`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from sqlalchemy import JSON, Text, bindparam, column, delete, func, insert, select
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.clock import database_now
+from holdfast.db.text import cut, fitted, storable
+from holdfast.db.transactions import transact
+from holdfast.durations import Duration, in_seconds
+from holdfast.errors import ConfigurationError, PoisonMessage
+from holdfast.ids import require_name
+from holdfast.message import current_message
+from holdfast.tracing.schema import lineage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy.engine import Connection, Engine
+
+    from holdfast.message import Message
+
+PATH: Final = "x-causation-path"
+"""The header that carries the types of the events that led to this one, the first cause first."""
+_MOST_TYPE = 60
+_PRUNED_AT_ONCE = 1000
+_WRITTEN_AT_ONCE = 5000
+_json = msgspec.json.Encoder().encode
+_insert = insert(lineage).values(at=database_now())
+_SAME = ("outcome", "service", "error")
+_VARIED = ("event_id", "type", "correlation_id", "causation_id", "source", "topic", "message_key",
+           "time")  # fmt: skip
+_events = (
+    func.json_to_recordset(bindparam("events", type_=Text).cast(JSON))
+    .table_valued(*(column(name, lineage.c[name].type) for name in _VARIED), name="event")
+    .render_derived(with_types=True)
+)
+_insert_many = insert(lineage).from_select(
+    [*_VARIED, *_SAME, "at"],
+    select(
+        *(
+            func.coalesce(_events.c.correlation_id, _events.c.event_id)
+            if name == "correlation_id"
+            else _events.c[name]
+            for name in _VARIED
+        ),
+        *(bindparam(name, type_=lineage.c[name].type) for name in _SAME),
+        select(database_now()).scalar_subquery(),  # asked once, not for each row
+    ),
+)
+"""PostgreSQL's: many rows by one statement, the events as JSON."""
+
+
+class LineageOutcome(StrEnum):
+    """What a service did with an event."""
+
+    PUBLISHED = "published"
+    HANDLED = "handled"
+    DEAD_LETTERED = "dead-lettered"
+
+
+class CausationLoop(PoisonMessage):
+    """An event would lengthen a chain of causes beyond its bound: services react in a circle.
+
+    The message at hand goes to the dead letters, and the circle ends with it.
+    """
+
+    def __init__(self, path: Sequence[str], most: int) -> None:
+        told = " → ".join(_circle(path))
+        super().__init__(
+            f"the chain of causes is longer than {most} events and goes round: {told}. Let one of "
+            "them end the circle; if chains are to be as long as this, raise Lineage(most_depth=…)"
+        )
+        self.path = tuple(path)
+        self.most = most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRecord:
+    """What one service did with one event."""
+
+    event_id: str
+    type: str
+    correlation_id: str
+    causation_id: str | None
+    source: str
+    topic: str
+    key: str | None
+    time: float
+    """When the event happened, POSIX seconds by its producer's clock."""
+    outcome: LineageOutcome
+    service: str
+    error: str | None
+    at: float
+    """When this was written, by the database's clock."""
+
+
+class Lineage:
+    """Lets an `Outbox` and a `Consumer` write down what *service* publishes and handles.
+
+    Each row commits with the event or the effect that it is about, or not at all. Consumers
+    delete rows older than *retention*. A chain of causes longer than *most_depth* is a
+    `CausationLoop`, as far as the services in it have a lineage.
+    """
+
+    __slots__ = ("most_depth", "retention_seconds", "service")
+
+    def __init__(self, service: str, *, retention: Duration = "30d", most_depth: int = 32) -> None:
+        self.service = require_name(service, "Lineage(service)")
+        self.retention_seconds = in_seconds(retention, of="retention")
+        if not isinstance(most_depth, int) or isinstance(most_depth, bool) or most_depth < 2:
+            raise ConfigurationError(f"Lineage(most_depth={most_depth!r}): use 2 or more")
+        self.most_depth = most_depth
+
+    def followed(self, message: Message) -> Message:
+        """Return the new *message* with the path of its causes, or raise `CausationLoop`."""
+        cause = current_message()
+        if cause is None:
+            return message
+        path = [*path_of(cause), _word(cause.type)]
+        if len(path) >= self.most_depth:
+            raise CausationLoop([*path, _word(message.type)], self.most_depth)
+        return message.with_(headers=message.headers.with_({PATH: ",".join(path)}))
+
+    def published(self, db: Connection, messages: Sequence[Message]) -> None:
+        """Write that *messages* are published, in the transaction that stages them."""
+        self._write(db, messages, LineageOutcome.PUBLISHED)
+
+    def handled(self, db: Connection, messages: Sequence[Message]) -> None:
+        """Write that *messages* are handled, in the transaction of their effects."""
+        self._write(db, messages, LineageOutcome.HANDLED)
+
+    def dead_lettered(self, db: Connection, message: Message, error: str) -> None:
+        """Write that *message* is a dead letter, in the transaction that stores it."""
+        self._write(db, [message], LineageOutcome.DEAD_LETTERED, error)
+
+    def prune(
+        self, engine: Engine, *, seconds: float | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> int:
+        """Delete what is older than the retention, for at most *seconds*; return how many."""
+        began, count = clock.monotonic(), 0
+        while True:
+            gone = transact(engine, self._prune_some, clock=clock)
+            count += gone
+            if gone < _PRUNED_AT_ONCE:
+                return count
+            if seconds is not None and clock.monotonic() - began >= seconds:
+                return count
+
+    def _prune_some(self, db: Connection) -> int:
+        # By number, which grows with time: the table needs no index for it.
+        oldest = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(_PRUNED_AT_ONCE)
+        limit = db.execute(select(database_now())).scalar_one() - self.retention_seconds
+        old = [row.seq for row in db.execute(oldest) if row.at < limit]
+        if old:
+            db.execute(delete(lineage).where(lineage.c.seq.in_(old)))
+        return len(old)
+
+    def _write(
+        self,
+        db: Connection,
+        messages: Sequence[Message],
+        outcome: LineageOutcome,
+        error: str | None = None,
+    ) -> None:
+        same = {
+            "outcome": outcome.value,
+            "service": self.service,
+            "error": None if error is None else storable(error),
+        }
+        if len(messages) > 1 and db.dialect.name == "postgresql":
+            # psycopg sends one statement per row otherwise, which costs several times as much.
+            for start in range(0, len(messages), _WRITTEN_AT_ONCE):
+                some = _written(messages[start : start + _WRITTEN_AT_ONCE])
+                db.execute(_insert_many, {"events": some, **same})
+        elif messages:
+            db.execute(_insert, [_row(one) | same for one in messages])
+
+    def __repr__(self) -> str:
+        return f"Lineage({self.service!r})"
+
+
+def _row(message: Message) -> dict[str, Any]:
+    cause = message.causation_id
+    return {
+        "event_id": fitted(message.id),
+        "type": cut(message.type),
+        "correlation_id": fitted(message.correlation_id or message.id),
+        "causation_id": None if cause is None else fitted(cause),
+        "source": cut(message.source),
+        "topic": cut(message.topic),
+        "message_key": cut(message.key_text),
+        "time": message.time.timestamp(),
+    }
+
+
+def _written(messages: Sequence[Message]) -> str:
+    """Return the rows of *messages* as JSON; what is null, or twice in a row, is left out."""
+    texts: dict[str, str] = {}  # types, sources and topics, of which a batch has few
+
+    def short(text: str) -> str:
+        known = texts.get(text)
+        if known is None:
+            known = texts[text] = cut(text)
+        return known
+
+    rows = []
+    for one in messages:
+        row: dict[str, Any] = {
+            "event_id": fitted(one.id), "type": short(one.type), "source": short(one.source),
+            "topic": short(one.topic), "time": one.time.timestamp(),
+        }  # fmt: skip
+        if one.key is not None:
+            row["message_key"] = cut(one.key_text)
+        if one.causation_id is not None:
+            row["causation_id"] = fitted(one.causation_id)
+        if one.correlation_id is not None and one.correlation_id != one.id:
+            row["correlation_id"] = fitted(one.correlation_id)
+        rows.append(row)
+    return _json(rows).decode()
+
+
+def path_of(message: Message) -> tuple[str, ...]:
+    """Return the types of the events that led to *message*, as far as services told them."""
+    said = message.headers.text(PATH)
+    return tuple(said.split(",")) if said else ()
+
+
+def records_of(db: Connection, reference: str, *, most: int | None = None) -> list[LineageRecord]:
+    """Return what is written about a correlation, in the order of writing, *most* rows of it.
+
+    *reference* is a correlation id, or the id of any event in it.
+    """
+    found = _records(db, reference, most)
+    if found:
+        return found
+    known = select(lineage.c.correlation_id).where(lineage.c.event_id == fitted(reference))
+    correlation = db.execute(known.limit(1)).scalar()
+    return [] if correlation is None else _records(db, correlation, most)
+
+
+def _records(db: Connection, correlation: str, most: int | None) -> list[LineageRecord]:
+    wanted = select(lineage).where(lineage.c.correlation_id == fitted(correlation))
+    return [record_of(row) for row in db.execute(wanted.order_by(lineage.c.seq).limit(most))]
+
+
+def record_of(row: Any) -> LineageRecord:
+    """Return a row of the table."""
+    return LineageRecord(
+        event_id=row.event_id, type=row.type, correlation_id=row.correlation_id,
+        causation_id=row.causation_id, source=row.source, topic=row.topic,
+        key=row.message_key, time=row.time, outcome=LineageOutcome(row.outcome),
+        service=row.service, error=row.error, at=row.at,
+    )  # fmt: skip
+
+
+def _circle(path: Sequence[str]) -> Iterable[str]:
+    """Return the end of *path* from where its last type came before: one time round."""
+    last = path[-1]
+    earlier = next((at for at in range(len(path) - 2, -1, -1) if path[at] == last), None)
+    return path[-6:] if earlier is None else path[earlier:]
+
+
+def _word(type_: str) -> str:
+    return type_[:_MOST_TYPE].replace(",", ";")
