@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Sample
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
@@ -207,7 +208,11 @@ def figures(definition: MetricDefinition) -> dict[tuple[tuple[str, str], ...], f
             for sample in family.samples:
                 if sample.name != definition.series or not math.isfinite(sample.value):
                     continue  # OpenTelemetry takes no infinity
-                told = {spelled[name]: value for name, value in sample.labels.items() if value}
+                told = {
+                    spelled[name]: label_text(value)
+                    for name, value in sample.labels.items()
+                    if value
+                }
                 key = tuple(sorted({**attributes, **told}.items()))
                 before = found.get(key)
                 found[key] = sample.value if before is None else together((before, sample.value))
@@ -323,6 +328,11 @@ class Observed:
         return found.labels
 
 
+def label_text(value: str) -> str:
+    """Return *value* so that it can be shown: one lone surrogate would cost the whole page."""
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
 class BoundedLabel:
     """Lets the first *most* values of a label through; whatever comes later is *other*.
 
@@ -337,7 +347,7 @@ class BoundedLabel:
 
     def __call__(self, value: str) -> str:
         """Return *value* if it is among the first ones, and no longer than a name is."""
-        value = value[:_LONGEST]
+        value = label_text(value[:_LONGEST])
         if value in self._known:
             return value
         with self._lock:
@@ -370,9 +380,17 @@ class _Together:
         found: dict[str, Metric] = {}
         for source in self._sources:
             for family in source.collect():
+                family.samples = [_shown(sample) for sample in family.samples]
                 known = found.get(family.name)
                 if known is None:
                     found[family.name] = family
                 else:
                     known.samples = [*known.samples, *family.samples]
         yield from found.values()
+
+
+def _shown(sample: Sample) -> Sample:
+    """Return *sample* with labels that can be shown, whoever made it."""
+    if all(map(str.isascii, sample.labels.values())):
+        return sample
+    return sample._replace(labels={name: label_text(one) for name, one in sample.labels.items()})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from holdfast.dlq.letter import Class
-from holdfast.metrics import BoundedLabel, Instruments, counter
+from holdfast.metrics import BoundedLabel, Instruments, counter, label_text
 
 if TYPE_CHECKING:
     from holdfast.dlq.letter import DeadLetter
@@ -64,7 +64,8 @@ class DlqMetrics:
         """Count a written letter; one that was collected was counted where it failed."""
         if letter.origin == "collected":
             return
-        group, topic, failure = letter.culprit.group, letter.message.topic, letter.failure
+        failure = letter.failure
+        group, topic = label_text(letter.culprit.group), label_text(letter.message.topic)
         self.messages.labels(group, topic, failure.kind.value).inc()
         self.errors.labels(group, topic, self._error_type(failure.root.type)).inc()
 

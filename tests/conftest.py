@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytest_plugins = ["tests.servers.fixtures", "tests.golden"]
 
@@ -79,6 +83,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Do not even import the programs' tests where they are left out."""
     left_out = config.getoption("quick") and _runs_programs(collection_path)
     return True if left_out else None
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Undo what a command, run within a test, does to the levels of its process."""
+    loggers = [logging.getLogger(name) for name in (None, "holdfast", "kafka", "pika", "nats")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 SPARK = "tests/spark/"

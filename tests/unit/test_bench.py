@@ -30,6 +30,8 @@ def figures():
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Load the script that `make bench` runs."""
+    # A subject that is written twice in a second would be taken for its compiled former self.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("bench_run", BENCHMARKS / "run.py")
     assert spec is not None

@@ -41,6 +41,14 @@ def test_every_series_starts_at_zero() -> None:
         assert f"{series} 0.0" in lines
 
 
+def test_a_letter_with_hostile_names_is_counted_and_the_page_is_whole() -> None:
+    """The application serves its registry itself; one lone surrogate would end every scrape."""
+    registry = CollectorRegistry()
+    DlqMetrics(registry).put(letter(topic="t\ud800", group="g\udfff"))
+    said = generate_latest(registry).decode()
+    assert r'group="g\\udfff",topic="t\\ud800"} 1.0' in said
+
+
 def test_the_alerts_use_only_series_that_exist(tmp_path: Path) -> None:
     """A renamed metric would silence an alert without anybody noticing."""
     registry = CollectorRegistry()

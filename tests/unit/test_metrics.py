@@ -232,6 +232,19 @@ def test_a_label_has_so_many_values_and_no_more() -> None:
     assert len(BoundedLabel(1)("x" * 10_000)) == 200
 
 
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_a_label_that_is_no_text_does_not_cost_the_page(accept: str) -> None:
+    """Foreign text becomes labels: whoever sends it must not blind the operator."""
+    registry = CollectorRegistry()
+    counted = Counter("hostile", "Anything.", ["name"], registry=registry)
+    for value in ("\ud800", "\udfff", "grün", "plain"):
+        counted.labels(value).inc()
+    counted.labels(BoundedLabel(9)("\ud801")).inc()
+    body = exposition([registry], accept).body.decode()
+    for shown in (r"\\ud800", r"\\udfff", r"\\ud801", "grün", "plain"):
+        assert f'hostile_total{{name="{shown}"}} 1.0' in body
+
+
 def exemplars(body: str) -> list[dict[str, str]]:
     """Return the exemplars on a page of OpenMetrics."""
     return [
