@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.samples import Sample
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
@@ -27,6 +26,8 @@ from holdfast.health import METRICS_TYPE, Exposition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from prometheus_client.samples import Sample
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Buckets in seconds, as OpenTelemetry's messaging conventions advise."""
