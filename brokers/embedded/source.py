@@ -98,20 +98,19 @@ class Handout:
         batch += [self._launch(state, row, state.waiting.pop(row[0] & MASK)) for row in rows]
         self._group.marks.fly(db, state, due)
         if len(batch) < limit and not state.is_full:
-            self._take_new(db, state, limit - len(batch), now, batch)
+            self._take_new(db, state, limit - len(batch), batch)
 
     def _take_new(
         self,
         db: sqlite3.Connection,
         state: EmbeddedLane,
         limit: int,
-        now: float,
         batch: list[Delivery],
     ) -> None:
         rows = self._group.marks.fresh(db, state, limit)
         if not rows:
             return
-        blocked = state.held_keys(now)
+        blocked = state.held_keys()
         behind = []
         for row in rows:
             offset = row[0] & MASK

@@ -72,9 +72,12 @@ class LaneBacklog(ABC, Generic[P, F, W]):
                 ready.append(position)
         return ready
 
-    def held_keys(self, now: float) -> set[bytes]:
-        """Return the keys whose earlier message still waits: their later ones wait too."""
-        return {w.key for w in self.waiting.values() if w.key is not None and w.due > now}
+    def held_keys(self) -> set[bytes]:
+        """Return the keys of which a message still waits: what is new of them waits behind it.
+
+        No clock is asked: what falls due after `due` was asked has not been handed out either.
+        """
+        return {w.key for w in self.waiting.values() if w.key is not None}
 
     def next_due(self) -> float | None:
         """Return when a waiting message can be handed out: the first of its key, once due."""

@@ -15,7 +15,8 @@ The names of the keys in Redis.
 
 hf:topics                       hash    topic -> number of lanes
 hf:{orders:0}                   stream  lane 0 of topic `orders`
-hf:{orders:0}:billing:state     hash    `epoch`, and `owner` = "<epoch> <member>"
+hf:{orders:0}:billing:state     hash    `epoch`, `owner` = "<epoch> <member>", and `connection`:
+                                        the number of the owner's one that may read
 hf:{orders:0}:billing:lease     string  the owner, gone when it stayed silent for a session
 hf:{orders:0}:billing:due       zset    pending entries not handed out now, by due time in ms
 hf:{billing}:members            hash    member -> its topics, as a JSON list

@@ -124,15 +124,14 @@ class LaneStore:
     def read(self, lanes: Sequence[RedisLane], limit: int, rung: str) -> News:
         """Return what was never handed out, at most *limit* entries; it counts as handed out.
 
-        Also look whether the bell was rung since *rung*.
+        Also look whether the bell was rung since *rung*. What was sent over a connection that
+        broke since may reach the server late, and takes nothing then: `load` was before it.
         """
         keys = [key for state in lanes for key in (state.keys.stream, state.keys.state)]
         tokens = [state.token for state in lanes]
+        terms = (limit, _ROOM, self._group, CONSUMER, self._link.connected)
         answers = self._link.calls(
-            [
-                evaluation(scripts.READ, keys, limit, _ROOM, self._group, CONSUMER, *tokens),
-                self._ring(rung),
-            ]
+            [evaluation(scripts.READ, keys, *terms, *tokens), self._ring(rung)]
         )
         lost, got = _read(answers[0])
         entries = [(lanes[number - 1], page) for number, page in got]
@@ -195,11 +194,11 @@ class LaneStore:
         What Redis has as handed out, and nobody here holds, waits from now on. With *blame*
         it counts one failure more: its owner died with it.
         """
+        self._link.connect()  # before its number is told
         first: str | bool = "-"
         while first:
-            answer = self._link.call(
-                *self._on(scripts.PENDING, state, self._group, str(first), _PAGE)
-            )
+            terms = (self._group, str(first), _PAGE, self._link.connected)
+            answer = self._link.call(*self._on(scripts.PENDING, state, *terms))
             if answer is None:
                 return  # lost again; the next look at the group tells
             state.last, last, rows = _page(answer)

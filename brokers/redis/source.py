@@ -77,11 +77,10 @@ class LaneReader:
         return [s for s in clear if s.waiting.keys().isdisjoint(wanted.get(s.keys.stream, ()))]
 
     def _take_new(self, lanes: Sequence[RedisLane], limit: int, batch: list[Delivery]) -> None:
-        now = self._clock.monotonic()
         news = self._ledger.read(lanes, limit, self._group.rung)
         self._group.is_rung |= news.is_rung
         for state, entries in news.entries:
-            if held := state.held_keys(now):
+            if held := state.held_keys():
                 self._take_around(state, entries, held, batch)
             else:
                 batch += [self._launch(state, entry, 1) for entry in entries]

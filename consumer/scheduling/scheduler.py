@@ -283,8 +283,8 @@ class KeyScheduler:
         """
         with self._lock:
             lane = self._lanes.get(work.lane_key)
-            if work.is_revoked or work.delivery is None or lane is None:
-                return
+            if work.is_revoked or work.delivery is None or lane is None or work not in lane.queue:
+                return  # it was done with meanwhile
             behind = list(lane.queue)[lane.queue.index(work) + 1 :]
             for one in behind:
                 if one.delivery is not None and one not in self._schedule.running:

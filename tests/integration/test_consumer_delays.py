@@ -17,6 +17,7 @@ import pytest
 
 from holdfast import BrokerDown, Message, Transient, new_id
 from holdfast.brokers import connect
+from holdfast.clock import SystemClock
 from holdfast.consumer import Attempt, Consumer, Order
 from holdfast.consumer.intake.retry_topics import TIERS, RetryHeaders, retry_topic, tier_of
 from holdfast.dlq import dead_letter
@@ -35,7 +36,7 @@ from tests.consuming import running, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.ports import Broker, Delivery
+    from holdfast.ports import Broker, Delivery, Source
     from holdfast.testing.faults import FaultStep
 
 # kafka-python reads its own schemas in a way that Python 3.11 deprecates.
@@ -234,6 +235,50 @@ def test_keys_keep_their_order_through_many_long_waits(place: Place) -> None:
         until(lambda: place.lag == 0, "everything acknowledged")
     check_nothing_lost(sent, seen)
     check_order_per_key(sent, seen)
+
+
+class StallingClock(SystemClock):
+    """Stands for a process that loses the processor: time jumps at one chosen reading."""
+
+    ahead = 0.0
+    _readings = 0
+
+    def stall(self, reading: int, seconds: float) -> None:
+        """Let *seconds* pass just before the clock is read for the *reading*th time from now."""
+        self._readings, self._seconds = reading, seconds
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        """Return the machine's monotonic seconds, and those that were jumped."""
+        self._readings -= 1
+        if self._readings == 0:
+            self.ahead += self._seconds
+        return super().monotonic() + self.ahead
+
+
+@pytest.mark.parametrize("place", ["memory", *NATIVE], indirect=True)
+def test_a_message_that_falls_due_during_a_poll_is_not_overtaken(place: Place) -> None:
+    """Wherever in it the process stands still meanwhile: what is new of its key comes after it."""
+    clock, wait = StallingClock(), 10.0
+    place.broker.close()
+    place.broker = connect(place.url, clock=clock, **place.native)
+    place.broker.create_topic(place.topic)
+    with closing(place.broker.source([place.topic], group=place.group)) as source:
+        for reading in range(1, 30):
+            place.send("bad")
+            [bad] = taken(source, 1)
+            source.release(bad, blame=True, delay=wait)
+            place.send("after")
+            clock.stall(reading, wait)
+            came = taken(source, 2)
+            assert [one.body for one in came] == [b"bad", b"after"], f"at reading {reading}"
+            source.accept(came)
+
+
+def taken(source: Source, count: int) -> list[Delivery]:
+    """Poll until *count* deliveries came."""
+    came: list[Delivery] = []
+    until(lambda: came.extend(source.poll(9, 0.0)) or len(came) >= count, f"{count} deliveries")
+    return came
 
 
 @pytest.mark.parametrize("place", TIERED, indirect=True)

@@ -17,7 +17,7 @@ from holdfast.brokers import connect
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer import Attempt, Consumer, HandlerEnding
 from holdfast.dlq import close, dead_letter
-from holdfast.errors import DependencyDown
+from holdfast.errors import DependencyDown, StaleDelivery
 from holdfast.idempotency import idempotent
 from holdfast.retry import AskedToWait, Backoff, Budget, checkpoint, retry, timeout
 from holdfast.testing import Fault, ScriptedBroker
@@ -326,6 +326,41 @@ def test_a_lease_that_runs_out_on_a_message_never_lets_its_successors_run(
         until(lambda: not any(process.lag("g", [topic]).values()), "everything acknowledged")
     # A machine that stands still may lose the lease of what was handled, which comes again then.
     assert list(dict.fromkeys(handled)) == ["1", "2", "3"]
+
+
+def test_a_lease_that_runs_out_as_its_handler_ends_stops_nobody() -> None:
+    """Between the look at what is in hand and the broker's answer a message may be done with."""
+    handled: list[str] = []
+    go, after = threading.Event(), threading.Event()
+
+    def late(step: FaultStep) -> Any:
+        """Let the first message end while its lease is prolonged in vain."""
+        if step.call.deliveries[0].body == b"1":
+            go.set()
+            assert consumer.running is not None
+            lanes = consumer.running.lanes
+            until(lambda: len(lanes.in_hand()) == 1, "the first message done with")
+            raise StaleDelivery("its lease is over")
+        return step.go()
+
+    broker = ScriptedBroker(
+        Fault(point="extend", effect=late), broker=connect("memory:", lease=1.0)
+    )
+    broker.create_topic("orders")
+    consumer = Consumer(broker, group="g")
+
+    @consumer.on("orders")
+    def handle(order: str) -> None:
+        assert (go if order == "1" else after).wait(NEVER)
+        handled.append(order)
+
+    sent = [Message.new("orders", b"%d" % n, key="k") for n in (1, 2)]
+    assert not [result.error for result in broker.sink().publish(sent) if result.error]
+    with running(consumer):
+        until(lambda: handled == ["1"], "the first message handled")
+        after.set()
+        until(lambda: not any(broker.lag("g", ["orders"]).values()), "everything acknowledged")
+    assert list(dict.fromkeys(handled)) == ["1", "2"]
 
 
 # -- MariaDB as a whole ----------------------------------------------------------------

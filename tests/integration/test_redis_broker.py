@@ -301,6 +301,36 @@ def test_messages_whose_delivery_was_lost_on_the_way_come_again_without_blame(
     assert [(d.position, d.count) for d in came] == [(p, 1) for p in positions]
 
 
+def test_a_read_that_reaches_redis_after_its_sender_gave_it_up_takes_nothing(
+    redis: Redis, broker: RedisBroker, sink: Sink
+) -> None:
+    """What it read nobody would hand out, and later messages of the key would go ahead."""
+    with FaultProxy(redis.host, redis.port) as proxy:
+        url = f"redis://{proxy.address}/0?socket_timeout=1"
+        far = connect(url, prefix=broker.keys.prefix)
+        with closing(far), closing(far.source(["t"], group="g")) as source:
+            settle_in(source, lanes=1)
+            proxy.delay(6.0)  # for what is sent from now on, over the connection of now
+            with pytest.raises(BrokerDown):
+                source.poll(9, 0.0)
+            proxy.delay(0.0)
+            wait_until(lambda: not outage(lambda: source.poll(0, 0.0)), what="a connection anew")
+            settle_in(source, lanes=1)
+            first = publish(sink, b"a")
+            wait_until(lambda: proxy.connections == 1, what="the end of the old connection")
+            later = publish(sink, b"b")
+            assert [d.position for d in take(source, 2)] == first + later
+
+
+def outage(work: Callable[[], object]) -> bool:
+    """Whether *work* finds the broker down."""
+    try:
+        work()
+    except BrokerDown:
+        return True
+    return False
+
+
 def test_a_black_hole_is_reported_and_logged_within_the_socket_timeout(
     redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

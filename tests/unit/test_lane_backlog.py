@@ -45,7 +45,14 @@ def test_nothing_passes_an_earlier_message_of_its_key(made: Callable[..., Made])
     lane, at = made((9, b"a", SOON), (10, b"a", 0.0), (11, b"b", 0.0), (12, None, 0.0))
     assert lane.due(NOW, 10) == [at(11), at(12)]
     assert lane.due(SOON, 10) == [at(9), at(10), at(11), at(12)]
-    assert lane.held_keys(NOW) == {b"a"}
+
+
+@both
+def test_a_key_is_held_while_anything_of_it_waits(made: Callable[..., Made]) -> None:
+    """Due or not: who falls due between two looks at the clock must not be overtaken."""
+    lane, _ = made((9, b"a", SOON), (10, b"b", 0.0), (11, None, 0.0))
+    assert lane.held_keys() == {b"a", b"b"}
+    assert made()[0].held_keys() == set()
 
 
 @both

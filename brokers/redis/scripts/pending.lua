@@ -1,6 +1,10 @@
--- KEYS stream, state, due; ARGV token, group, first id, most.
+-- KEYS stream, state, due; ARGV token, group, first id, most, connection.
 -- A page of what is handed out or waits: id, count, milliseconds until due or false, key.
+-- From now on nothing is read over an earlier connection; a server without memory goes unfenced.
 -- With owned.lua before it: ARGV[1] is the token of the lane's owner.
+if tonumber(redis.call('HGET', KEYS[2], 'connection') or 0) < tonumber(ARGV[5]) then
+    redis.pcall('HSET', KEYS[2], 'connection', ARGV[5])
+end
 local time = redis.call('TIME')
 local now, last, rows = time[1] * 1000 + time[2] / 1000, '0-0', {}
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

@@ -1,10 +1,12 @@
--- KEYS stream, state, stream, state...; ARGV limit, bytes, group, consumer, token...
+-- KEYS stream, state, stream, state...; ARGV limit, bytes, group, consumer, connection, token...
 -- Reads what was never handed out, lane by lane, until enough messages or bytes are together.
 -- A lane whose group somebody deleted is lost: who takes it next makes the group anew.
+-- So it is for a read that comes late, over an earlier connection: nobody would hear the answer.
 local left, room, lost, got = tonumber(ARGV[1]), tonumber(ARGV[2]), {}, {}
 for lane = 1, #KEYS / 2 do
     local stream = KEYS[2 * lane - 1]
-    if redis.call('HGET', KEYS[2 * lane], 'owner') ~= ARGV[4 + lane] then
+    local state = redis.call('HMGET', KEYS[2 * lane], 'owner', 'connection')
+    if state[1] ~= ARGV[5 + lane] or tonumber(state[2] or 0) > tonumber(ARGV[5]) then
         lost[#lost + 1] = lane
     else
         local entries, asked, more = {}, 0, true

@@ -8,6 +8,6 @@ if silent and ARGV[4] == '1' then return false end
 local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[2], '0', 'MKSTREAM')
 if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
 local epoch = redis.call('HINCRBY', KEYS[2], 'epoch', 1)
-redis.call('HSET', KEYS[2], 'owner', epoch .. ' ' .. ARGV[1])
+redis.call('HSET', KEYS[2], 'owner', epoch .. ' ' .. ARGV[1], 'connection', 0)
 redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[3])
 return epoch
