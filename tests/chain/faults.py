@@ -78,6 +78,8 @@ class Strain:
         self._servers = servers
         self._down = gateway_is_down
         self._falling: list[threading.Thread] = []
+        self._turns = {name: threading.Lock() for name in servers}
+        """A server falls again when it is up: one that is slow to start is not killed at that."""
         self._failed: list[BaseException] = []
 
     def undergo(self, acts: Sequence[Act], note: Callable[[str], None]) -> None:
@@ -117,11 +119,12 @@ class Strain:
         """Take a server down and bring it back, while processes go on being killed."""
         server = self._servers[act.whom]
         try:
-            if act.kind == "crash":
-                server.kill()
-            else:
-                server.stop()
-            server.start()
-            self.restarts += 1
+            with self._turns[act.whom]:
+                if act.kind == "crash":
+                    server.kill()
+                else:
+                    server.stop()
+                server.start()
+                self.restarts += 1
         except BaseException as error:  # noqa: BLE001 - told by the thread that waits
             self._failed.append(error)
