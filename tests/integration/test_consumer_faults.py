@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from sqlalchemy import text
@@ -361,6 +361,64 @@ def test_a_lease_that_runs_out_as_its_handler_ends_stops_nobody() -> None:
         after.set()
         until(lambda: not any(broker.lag("g", ["orders"]).values()), "everything acknowledged")
     assert list(dict.fromkeys(handled)) == ["1", "2"]
+
+
+class Losing:
+    """A broker that takes back the first message alone, and says so when it is prolonged."""
+
+    def __init__(self, url: str) -> None:
+        self.broker = connect(url, lease=2.0)
+        self._sources: list[Any] = []
+        self._is_done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.broker, name)
+
+    def source(self, *args: Any, **options: Any) -> Any:
+        """Return a source of the broker, which is asked to take the message back."""
+        self._sources.append(self.broker.source(*args, **options))
+        return self._sources[-1]
+
+    def lose(self, step: FaultStep) -> Any:
+        """Take the first message back when its lease is to be prolonged, once."""
+        [delivery] = step.call.deliveries
+        if delivery.body != b"1" or self._is_done:
+            return step.go()
+        self._is_done = True
+        self._sources[-1].release(delivery, blame=False)
+        raise StaleDelivery("its lease has run out")
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_message_that_is_lost_takes_along_what_waits_behind_it(tmp_path: Path, kind: str) -> None:
+    """Also where the broker leaves the successors in hand: the consumer gives them back."""
+    losing = Losing({"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/broker.db"}[kind])
+    process = ScriptedBroker(Fault(point="extend", effect=losing.lose), broker=cast("Any", losing))
+    process.create_topic("orders", partitions=1)
+    consumer = Consumer(process, group="g", workers=4)
+    handled: list[str] = []
+    first, gone = threading.Event(), threading.Event()
+
+    @consumer.on("orders")
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=3))
+    def handle(order: str) -> None:
+        if order == "1" and not first.is_set():
+            first.set()
+            assert gone.wait(NEVER)
+            raise Transient("lost by now")
+        handled.append(order)
+
+    sink = process.sink()
+    sent = [Message.new("orders", b"%d" % n, key=b"k") for n in (1, 2, 3)]
+    assert not [result.error for result in sink.publish(sent) if result.error]
+    with running(consumer):
+        assert first.wait(NEVER)
+        assert consumer.running is not None
+        lanes = consumer.running.lanes
+        until(lambda: any(work.is_revoked for work in lanes.in_hand()), "the message lost")
+        gone.set()
+        until(lambda: not any(process.lag("g", ["orders"]).values()), "everything acknowledged")
+    assert list(dict.fromkeys(handled)) == ["1", "2", "3"]
 
 
 # -- MariaDB as a whole ----------------------------------------------------------------

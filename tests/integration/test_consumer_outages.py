@@ -338,6 +338,35 @@ def test_what_one_message_did_is_not_held_against_its_namesakes(bench: Bench) ->
         until(lambda: len(seen) == before + 4, "all handled")
 
 
+def test_a_message_that_was_served_is_not_blamed_for_a_later_outage(bench: Bench) -> None:
+    """It failed now and then, and was served in the end: an outage excuses it like the others."""
+    gateway = Gateway()
+    consumer = bench.consumer(patience=0.1, outage_seconds=0.05)
+    runs: list[str] = []
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.02, ceiling=0.02, attempts=3))
+    def handle(order: str) -> None:
+        runs.append(order)
+        if order == "stumbles" and runs.count(order) % 2:
+            raise ConnectionRefusedError("once")
+        if order != "stumbles":
+            gateway.call()
+
+    with running(consumer):
+        for served in (1, 2, 3, 4):
+            bench.send(from_shop("shop", "stumbles"))
+            until(lambda served=served: consumer.tally.handled == served, "it is served")  # type: ignore[misc]
+        bench.send(*(from_shop(f"other {n}", f"other {n}") for n in range(3)))
+        until(lambda: paused(consumer) > 0, "an outage")
+        bench.send(from_shop("shop", "meets it"))
+        until(lambda: runs.count("meets it") > 3 or consumer.tally.dead_lettered, "a verdict")
+        assert consumer.tally.dead_lettered == 0, "it was blamed"
+        gateway.up.set()
+        until(lambda: consumer.tally.handled == 8, "all are handled")
+
+
 def test_a_lone_message_that_cannot_connect_is_dead_lettered(bench: Bench) -> None:
     """One alone proves no outage, however often it fails."""
     consumer = bench.consumer(patience=0.1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session  # noqa: TC002 - a handler asks for it by annotation
 
 from holdfast import Message
 from holdfast.dlq import CaptureSettings, DeadLetterStore, Redaction, dead_letter
@@ -152,6 +153,26 @@ def test_a_function_of_ones_own_loop_logs_no_more_than_its_dead_letter(
     assert CARD not in caplog.text
     assert PASSWORD not in caplog.text
     assert CARD not in str(bench.letters[0])
+
+
+def test_a_statement_that_fails_in_a_handler_leaves_no_parameters_anywhere(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the log nor in the ledger, where nobody has said what is to be hidden."""
+    caplog.set_level(logging.DEBUG, "holdfast")
+    consumer = bench.consumer()
+
+    @consumer.on("orders")
+    @retry(Backoff(first=0.01, ceiling=0.01, attempts=2))
+    def handle(order: str, session: Session) -> None:
+        session.execute(text("INSERT INTO nowhere VALUES (:card)"), {"card": order})
+
+    bench.publish(CARD)
+    with running(consumer):
+        until(lambda: bench.attempts and "(attempt 1)" in caplog.text, "it failed")
+    found = told_anywhere(bench, caplog)
+    assert "no such table: nowhere" in found
+    assert CARD not in found
 
 
 def test_statements_and_their_parameters_stay_out_of_texts(bench: Bench) -> None:

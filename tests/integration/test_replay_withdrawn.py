@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
-from holdfast import PoisonMessage
+from holdfast import PoisonMessage, Transient
 from holdfast.db.audit import Operator
 from holdfast.dlq import close, dead_letter
 from holdfast.dlq.replay import Plans, ReplayOptions, Selection, Sender, StopPolicy, freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.idempotency import idempotent
+from holdfast.retry import Backoff, retry
 from tests.consuming import Bench, running, until
 from tests.dead_letters import KINDS
 from tests.shell import shell
@@ -146,8 +147,9 @@ def test_an_abort_while_the_handler_runs_takes_its_effect_back(shop: Shop) -> No
     with running(consumer):
         assert began.wait(60)
         if shop.bench.engine.dialect.name == "sqlite":
-            go_on.set()  # only one writes at a time: the abort comes after
+            go_on.set()  # only one writes at a time: the abort would come after
             until(lambda: consumer.tally.handled == 1, "it was handled")
+            assert shop.bench.effects == ["bad"]
             return
         plans = Plans(shop.bench.engine)
         plans.abort(plans.find(plan), ADA)
@@ -155,6 +157,35 @@ def test_an_abort_while_the_handler_runs_takes_its_effect_back(shop: Shop) -> No
             close(db, [shop.letter.dlq_id], "discarded", actor="ada", reason="never")
         go_on.set()
         until(lambda: consumer.tally.withdrawn == 1, "it was taken back")
+    assert shop.bench.effects == []
+    assert [row.state for row in shop.bench.letters] == ["discarded"]
+
+
+def test_an_abort_between_two_attempts_ends_the_message(shop: Shop) -> None:
+    """Nobody holds a lock while a retry waits; what was decided by then holds, on SQLite too."""
+    plan = shop.send()
+    failed, go_on = threading.Event(), threading.Event()
+    consumer = shop.bench.consumer()
+
+    @consumer.on("orders")
+    @dead_letter()
+    @retry(Backoff(first=0.1, ceiling=0.1, attempts=10_000))
+    @idempotent
+    def handle(order: str, session: Session) -> None:
+        if not go_on.is_set():
+            failed.set()
+            raise Transient("not yet")
+        shop.bench.note(session, order)
+
+    with running(consumer):
+        assert failed.wait(60)
+        plans = Plans(shop.bench.engine)
+        plans.abort(plans.find(plan), ADA)
+        with shop.bench.engine.begin() as db:
+            close(db, [shop.letter.dlq_id], "discarded", actor="ada", reason="never")
+        go_on.set()
+        tally = consumer.tally
+        until(lambda: tally.withdrawn + tally.handled == 1, "the next attempt")
     assert shop.bench.effects == []
     assert [row.state for row in shop.bench.letters] == ["discarded"]
 
