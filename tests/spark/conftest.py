@@ -14,6 +14,8 @@ import pytest
 
 from holdfast.spark_jobs.session import SparkTarget, session
 from tests.servers.install import spark_jars
+from tests.servers.ports import free_port
+from tests.servers.spark import java_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": java_options(),
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
@@ -61,6 +63,10 @@ def spark(event_log: Path) -> Iterator[SparkSession]:
         "spark.eventLog.dir": f"file://{event_log}",
         "spark.eventLog.compress": "false",
     }
-    found = session("tests", cluster(conf=log))
+    connect = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(free_port()),
+    }
+    found = session("tests", cluster(conf=log | connect))
     yield found
     found.stop()
