@@ -280,7 +280,8 @@ def everything() -> Iterator[tuple[str, Path]]:
     yield f"debezium {DEBEZIUM_VERSION}", debezium_plugin()
     yield f"spark's jars {SPARK_VERSION}", spark_jars()[0].parent
     _archive_spark_classes()
-    yield "spark's classes", spark_classes()
+    if spark_classes().exists():
+        yield "spark's classes", spark_classes()
 
 
 def main() -> int:

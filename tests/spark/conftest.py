@@ -1,8 +1,8 @@
 """One Spark session for all Spark tests.
 
-The JVM takes ten seconds to start, so all of them run in one worker of a parallel run: the suite
-is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives the files of this folder
-one scope. Tests that need a session of another kind run it in a process of its own.
+The JVM takes seconds to start and longer to be warm, so all of them run in one worker of a
+parallel run: the suite is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives
+the files of this folder one scope. What needs a session of another kind has a process of its own.
 """
 
 from __future__ import annotations
