@@ -214,7 +214,7 @@ def _archive_spark_classes() -> None:
         made = Path(scratch) / path.name
         command = [sys.executable, str(_HERE / "spark_classes.py"), str(made)]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=1800,
+            subprocess.run(command, check=True, capture_output=True, timeout=600,
                            env=os.environ | java | {"PYSPARK_PYTHON": sys.executable})  # fmt: skip
             made.rename(path)
         except (OSError, subprocess.SubprocessError) as error:
