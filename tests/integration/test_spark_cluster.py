@@ -1,11 +1,8 @@
-"""Jobs where users run them: a standalone cluster by spark-submit, and Spark Connect."""
+"""Jobs where users run them: on a standalone cluster, by spark-submit."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from holdfast.spark_jobs.archive.state import LocalFolder, StateLog
-from tests.servers.ports import free_port
-from tests.servers.processes import Command, Processes
-from tests.servers.spark import SparkCluster, environment
+from tests.servers.spark import SparkCluster
 from tests.servers.waiting import wait_until
 from tests.spark_letters import files_of, lettered
 
@@ -25,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-HOLDFAST = Path(sysconfig.get_path("scripts")) / "holdfast"
-pytestmark = pytest.mark.timeout(900)  # seven JVMs on a machine that does other things, too
+pytestmark = pytest.mark.timeout(900)  # six JVMs on a machine that does other things, too
 PATIENCE = 600.0
 BOTH = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -103,39 +97,6 @@ def test_a_submitted_job_ends_right_although_a_worker_is_killed(
     found = archived(place)
     assert len(found) == len(set(found)) == 2000
     assert StateLog(LocalFolder(place)).newest().number == 1
-
-
-def test_a_job_runs_by_spark_connect(tmp_path: Path) -> None:
-    """The same command with --remote: no JVM on this side, the same archive."""
-    port = free_port()
-    processes = Processes("connect")
-    try:
-        home = environment()["SPARK_HOME"]
-        server = (
-            f"{home}/bin/spark-submit", "--master", "local[2]", "--class",
-            "org.apache.spark.sql.connect.service.SparkConnectServer",
-            "--conf", f"spark.connect.grpc.binding.port={port}",
-            "--conf", "spark.connect.grpc.binding.address=127.0.0.1",
-            "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1",
-            "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2",
-            "spark-internal",
-        )  # fmt: skip
-        processes.start(Command(argv=server, env=environment()))
-        log = processes.log_path
-        wait_until(
-            lambda: "Spark Connect server started" in log.read_text(), "the server", PATIENCE
-        )
-        source = letters(tmp_path / "in", 200)
-        done = subprocess.run(
-            [HOLDFAST, "spark", "archive", "add", "--from", source, "--to", tmp_path / "letters",
-             "--remote", f"sc://127.0.0.1:{port}", "--json"],
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert json.loads(done.stdout)["total"] == 200
-        assert len(set(archived(tmp_path / "letters"))) == 200
-    finally:
-        processes.close()
 
 
 @pytest.mark.chaos

@@ -196,6 +196,31 @@ def spark_jars() -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
+def spark_classes() -> Path:
+    """Return the archive of Spark's classes with which a JVM starts faster; it may be absent.
+
+    It is good for the jars of this environment alone, where they lie now.
+    """
+    return Path(sys.prefix) / "spark-classes.jsa"
+
+
+def _archive_spark_classes() -> None:
+    """Make that archive, once for these jars; without it everything runs, only slower."""
+    path, jars = spark_classes(), Path(sysconfig.get_path("purelib")) / "pyspark/jars"
+    if not jars.exists() or (path.exists() and path.stat().st_mtime > jars.stat().st_mtime):
+        return
+    java = {"JAVA_HOME": str(program("java").resolve().parents[1]), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with tempfile.TemporaryDirectory(dir=sys.prefix, prefix=".classes-") as scratch:
+        made = Path(scratch) / path.name
+        command = [sys.executable, str(_HERE / "spark_classes.py"), str(made)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=600,
+                           env=os.environ | java | {"PYSPARK_PYTHON": sys.executable})  # fmt: skip
+            made.rename(path)
+        except (OSError, subprocess.SubprocessError) as error:
+            sys.stderr.write(f"Spark starts without an archive of its classes: {error}\n")
+
+
 def _cache() -> Path:
     return Path(os.environ.get("HOLDFAST_CACHE", "~/.cache/holdfast")).expanduser().absolute()
 
@@ -254,6 +279,9 @@ def everything() -> Iterator[tuple[str, Path]]:
     yield f"connect {KAFKA_VERSION}", connect_jars()
     yield f"debezium {DEBEZIUM_VERSION}", debezium_plugin()
     yield f"spark's jars {SPARK_VERSION}", spark_jars()[0].parent
+    _archive_spark_classes()
+    if spark_classes().exists():
+        yield "spark's classes", spark_classes()
 
 
 def main() -> int:

@@ -11,15 +11,22 @@ from typing import Self
 
 import pyspark
 
-from tests.servers.install import program
+from tests.servers.install import program, spark_classes
 from tests.servers.ports import free_port
 from tests.servers.processes import Command, Processes
 from tests.servers.waiting import wait_until
 
 _HOME = Path(pyspark.__file__).parent
 _HOST = "127.0.0.1"
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SECONDS = 400.0  # four or more JVMs start at once, on a machine that does other things, too
+
+
+def java_options() -> str:
+    """Return what makes a JVM that lives for seconds cheap, at the price of one that lives long."""
+    usual = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    classes = spark_classes()
+    # Silent, for a JVM to which the archive is of no use goes on without it.
+    return f"{usual} -XX:SharedArchiveFile={classes} -Xlog:disable" if classes.exists() else usual
 
 
 class SparkCluster:
@@ -82,7 +89,8 @@ class SparkCluster:
             "spark.driver.host": _HOST, "spark.driver.bindAddress": _HOST,
             "spark.executor.memory": "640m", "spark.executor.cores": "1",
             "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": _JAVA, "spark.executor.extraJavaOptions": _JAVA,
+            "spark.driver.extraJavaOptions": java_options(),
+            "spark.executor.extraJavaOptions": java_options(),
             "spark.sql.shuffle.partitions": "4", **conf,
         }  # fmt: skip
         given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
@@ -113,5 +121,6 @@ def environment(**more: str) -> dict[str, str]:
     return {
         "SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": _HOST, "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(program("java").resolve().parents[1]),
-        "PATH": os.environ.get("PATH", ""), "SPARK_DAEMON_JAVA_OPTS": _JAVA, **more,
+        "PATH": os.environ.get("PATH", ""), "SPARK_DAEMON_JAVA_OPTS": java_options(),
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **more,
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """One Spark session for all Spark tests.
 
-The JVM takes ten seconds to start, so all of them run in one worker of a parallel run: the suite
-is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives the files of this folder
-one scope. Tests that need a session of another kind run it in a process of its own.
+The JVM takes seconds to start and longer to be warm, so all of them run in one worker of a
+parallel run: the suite is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives
+the files of this folder one scope. What needs a session of another kind has a process of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import pytest
 
 from holdfast.spark_jobs.session import SparkTarget, session
 from tests.servers.install import spark_jars
+from tests.servers.ports import free_port
+from tests.servers.spark import java_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": java_options(),
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
@@ -61,6 +63,10 @@ def spark(event_log: Path) -> Iterator[SparkSession]:
         "spark.eventLog.dir": f"file://{event_log}",
         "spark.eventLog.compress": "false",
     }
-    found = session("tests", cluster(conf=log))
+    connect = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(free_port()),
+    }
+    found = session("tests", cluster(conf=log | connect))
     yield found
     found.stop()

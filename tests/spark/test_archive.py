@@ -26,6 +26,7 @@ from holdfast.spark_jobs.sources import read
 from tests.spark_letters import NOW, StillClock, files_of, lettered, stored
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -38,18 +39,24 @@ def ids(archive: Archive) -> list[str]:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    """Return a store on SQLite."""
-    found = open_database(f"sqlite:///{tmp_path}/store.db")
+def engine(postgres: Any) -> Iterator[Engine]:
+    """Return a store on PostgreSQL, which Spark reads by itself: SQLite takes a Python for each."""
+    found = open_database(postgres.database("spark_archive"))
     create_tables(found)
-    return found
+    yield found
+    found.dispose()
+
+
+def url_of(engine: Engine) -> str:
+    """Return the URL of *engine*."""
+    return engine.url.render_as_string(hide_password=False)
 
 
 def test_what_a_store_has_is_archived_once_and_bit_by_bit(
     spark: SparkSession, tmp_path: Path, engine: Engine
 ) -> None:
     """New letters are added, changed ones replaced, known ones left alone."""
-    archive, url = Archive(spark, f"{tmp_path}/letters"), str(engine.url)
+    archive, url = Archive(spark, f"{tmp_path}/letters"), url_of(engine)
     stored(engine, [lettered(n, NOW - timedelta(days=n % 3)) for n in range(30)])
     first = add(archive, [url])
     assert (first.read, first.new, first.total) == (30, 30, 30)
@@ -84,10 +91,10 @@ def _dropped(archive: Archive) -> set[str]:
     return {one.path.split("/")[1] for one in state.dropped} - used
 
 
-def test_the_archived_letter_is_the_stored_one(
-    spark: SparkSession, tmp_path: Path, engine: Engine
-) -> None:
-    """Bytes, headers, null keys and the whole envelope come back as they were."""
+def test_the_archived_letter_is_the_stored_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Bytes, headers, null keys and the whole envelope come back as they were: from SQLite."""
+    engine = open_database(f"sqlite:///{tmp_path}/store.db")
+    create_tables(engine)
     originals = [lettered(1, payload=b"\x00\xff\xfe"), lettered(2, key=None)]
     store = DeadLetterStore(engine)
     store.put_all(originals)
@@ -249,7 +256,7 @@ def test_an_empty_source_is_an_empty_archive(
 ) -> None:
     """Nothing to read is no error, and the archive can be read."""
     archive = Archive(spark, f"{tmp_path}/letters")
-    done = add(archive, [str(engine.url)])
+    done = add(archive, [url_of(engine)])
     assert (done.read, done.total) == (0, 0)
     assert read(spark, f"archive:{tmp_path}/letters").count() == 0
 

@@ -19,6 +19,7 @@ from holdfast.spark_jobs.archive.table import Archive
 from holdfast.spark_jobs.errors import translated
 from holdfast.spark_jobs.session import SparkTarget, settings_of
 from holdfast.spark_jobs.sources import read
+from tests.servers.spark import java_options
 from tests.spark_letters import files_of, lettered
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def test_a_driver_that_is_killed_before_its_commit_changes_nothing(
     add(archive, [files_of(tmp_path / "before", [lettered(99)])])
     kept = archive.state()
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), archive.place, source],
+        [sys.executable, str(PROGRAM), archive.place, source, java_options()],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as driver:  # fmt: skip
         said = _until(driver, "about to commit")

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from sqlalchemy import insert
 
 from holdfast.brokers import connect
@@ -19,7 +20,7 @@ from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive import marks
 from holdfast.spark_jobs.archive.adding import add
 from holdfast.spark_jobs.archive.table import Archive
-from holdfast.spark_jobs.data_source import register
+from holdfast.spark_jobs.data_source import HoldfastDataSource, TableReader, register
 from holdfast.spark_jobs.errors import translated
 from holdfast.spark_jobs.sources import SourceSpec, read
 from holdfast.spark_jobs.topics import stream_kafka
@@ -157,32 +158,67 @@ def test_kafka_is_read_by_offsets_and_goes_on_where_it_ended(
         assert read(spark, f"parquet:{tmp_path}/stream").count() == 22
 
 
+TOPIC = "sparkadapter.billing.dlq"
+
+
+def named(url: str, folder: Path) -> dict[str, str]:
+    """Make the topic at *url* and return the options that name both, with the URL in a file."""
+    with closing(connect(url)) as broker:
+        broker.create_topic(TOPIC, partitions=2)
+    (folder / "url").write_text(url)
+    return {"url": f"${{file:{folder}/url}}", "topic": TOPIC}
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "nats", "redis", "kafka"])
 def test_any_broker_that_can_replay_is_written_and_read_by_its_adapter(
-    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    """Records become dead letters on a topic, and the same records again, as often as one reads."""
+    """Records become dead letters on a topic, and the same records again, as often as one reads.
+
+    Readers and writers are plain classes: what Spark does with them is the same for every broker.
+    """
     url = f"sqlite:///{tmp_path}/broker.db"
     if kind != "sqlite":
         url = request.getfixturevalue(kind).url
-    secret = tmp_path / "url"
-    secret.write_text(url)
-    topic = "sparkadapter.billing.dlq"
-    with closing(connect(url)) as broker:
-        broker.create_topic(topic, partitions=2)
+    source = HoldfastDataSource(named(url, tmp_path))
+    schema = from_arrow_schema(records.arrow_schema())
+    originals = [lettered(n, topic="sparkadapter") for n in range(12)]
+    came = [records.record_of(one, stored_at=NOW.timestamp()) for one in originals]
+    batches = [records.batch_of(came[:5]), records.batch_of(came[5:])]
+    source.writer(schema, overwrite=False).write(iter(batches))
+    reader = source.reader(schema)
+    for _ in range(2):
+        lanes = reader.partitions()
+        assert len(lanes) == 2
+        rows = [row for lane in lanes for batch in reader.read(lane) for row in batch.to_pylist()]
+        found = by_id([letter_of(records.row_of_record(row)) for row in rows])
+        assert [one.dlq_id for one in found] == [one.dlq_id for one in by_id(originals)]
+        assert [one.message for one in found] == [one.message for one in by_id(originals)]
+
+
+def test_spark_writes_and_reads_a_broker_by_the_data_source(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """`format("holdfast")`, with tasks that write and read through an adapter."""
+    options = named(f"sqlite:///{tmp_path}/broker.db", tmp_path)
     register(spark)
     originals = [lettered(n, topic="sparkadapter") for n in range(12)]
     came = read(spark, files_of(tmp_path / "in", originals))
-    reference = f"${{file:{secret}}}"
-    (
-        came.write.format("holdfast").option("url", reference).option("topic", topic)
-        .mode("append").save()
-    )  # fmt: skip
-    reader = spark.read.format("holdfast").option("url", reference).option("topic", topic)
-    for _ in range(2 if kind == "sqlite" else 1):
-        found = letters_in(reader.load())
-        assert [one.dlq_id for one in found] == [one.dlq_id for one in by_id(originals)]
-        assert [one.message for one in found] == [one.message for one in by_id(originals)]
+    came.write.format("holdfast").options(**options).mode("append").save()
+    found = letters_in(spark.read.format("holdfast").options(**options).load())
+    assert [one.dlq_id for one in found] == [one.dlq_id for one in by_id(originals)]
+    assert [one.message for one in found] == [one.message for one in by_id(originals)]
+
+
+def test_an_empty_table_of_sqlite_is_read_as_nothing(tmp_path: Path) -> None:
+    """One range without rows: Spark would make up a partition of its own where there is none."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    engine = open_database(url)
+    create_tables(engine)
+    engine.dispose()
+    reader = TableReader({"url": url, "table": message.name, "column": "seq"}, ["seq", "dlq_id"])
+    (nothing,) = reader.partitions()
+    assert list(reader.read(nothing)) == []
 
 
 def test_a_secret_is_in_no_plan_and_no_event_log(

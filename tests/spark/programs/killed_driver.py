@@ -1,4 +1,6 @@
-"""A driver that waits right before it commits, to be killed there: `killed_driver.py PLACE SOURCE`.
+"""A driver that waits right before it commits, to be killed there.
+
+    killed_driver.py PLACE SOURCE JAVA-OPTIONS
 
 It has no connector jars, so it also says what a job without them is told.
 """
@@ -15,9 +17,6 @@ from holdfast.spark_jobs.archive.table import Archive
 from holdfast.spark_jobs.session import session
 from holdfast.spark_jobs.sources import read
 
-_CONF = {"spark.sql.shuffle.partitions": "2",
-         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # fmt: skip
-
 
 class _Waiting(Archive):
     def commit(self, *_: Any, **__: Any) -> Any:
@@ -29,8 +28,9 @@ class _Waiting(Archive):
 
 def main() -> None:
     """Tell of missing jars, then add to the archive until killed."""
-    place, source = sys.argv[1:]
-    spark = session("killed", master="local[2,4]", conf=_CONF)
+    place, source, java = sys.argv[1:]
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": java}
+    spark = session("killed", master="local[2,4]", conf=conf)
     for word in ("kafka://127.0.0.1:1?topic=a.b.dlq", "postgresql+psycopg://u@127.0.0.1:1/db",
                  "mysql+pymysql://u@127.0.0.1:1/db"):  # fmt: skip
         try:

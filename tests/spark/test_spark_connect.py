@@ -1,0 +1,46 @@
+"""Jobs by Spark Connect: a client that has no JVM, and the session of the tests as its server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.spark_jobs.archive.state import LocalFolder, StateLog
+from tests.spark_letters import files_of, lettered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+HOLDFAST = Path(sysconfig.get_path("scripts")) / "holdfast"
+
+
+@pytest.fixture
+def remote(spark: SparkSession) -> Iterator[str]:
+    """Let the session serve Spark Connect, and return where."""
+    jvm = spark._jvm
+    service = jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    service.start(spark.sparkContext._jsc.sc())
+    yield f"sc://127.0.0.1:{spark.conf.get('spark.connect.grpc.binding.port')}"
+    never = jvm.scala.Option.empty()
+    service.stop(never, never)
+
+
+def test_a_job_runs_by_spark_connect(remote: str, tmp_path: Path) -> None:
+    """The same command with --remote: no JVM on this side, the same archive."""
+    source = files_of(tmp_path / "in", [lettered(n) for n in range(50)])
+    done = subprocess.run(
+        [HOLDFAST, "spark", "archive", "add", "--from", source, "--to", tmp_path / "letters",
+         "--remote", remote, "--json"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["total"] == 50
+    state = StateLog(LocalFolder(tmp_path / "letters")).newest()
+    assert (state.number, state.rows) == (1, 50)
