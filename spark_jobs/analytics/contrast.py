@@ -49,6 +49,11 @@ class PoisonPattern:
     support: int
     """How many failed payloads of the group have it."""
 
+    @property
+    def told(self) -> str:
+        """The pattern in words."""
+        return f"{self.path} is missing" if self.what == "missing" else f"{self.path} = {self.value}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonResult:

@@ -160,10 +160,32 @@ def test_a_short_history_has_a_baseline_too(days: int) -> None:
 
 
 def test_few_failures_are_no_anomaly() -> None:
-    """Four in an hour after weeks of silence are told by alerts, not by trends."""
+    """Four in an hour after weeks of silence are told by alerts, not by trends; five are one."""
     quiet = np.zeros(28 * 24)
     quiet[300] = 4
     assert list(series.anomalies("g", quiet, 0)) == []
+    quiet[300] = 5
+    assert [one.observed for one in series.anomalies("g", quiet, 0)] == [5]
+
+
+@pytest.mark.parametrize(("a_day", "told"), [(4, []), (5, ["worse"])])
+def test_few_failures_a_day_are_no_effect_of_a_deploy(a_day: int, told: list[str]) -> None:
+    """Four a day since a deploy, where there was none, may be chance; five are told."""
+    hours = np.zeros(28 * 24)
+    hours[14 * 24 :: 24] = a_day
+    deploy = Deployed(consumer_group="g", version="2", at=14 * 86400.0)
+    assert [one.verdict for one in series.deploy_effects("x", hours, 0, [deploy])] == told
+
+
+def test_a_burst_before_a_deploy_does_not_hide_what_it_broke() -> None:
+    """The median day before counts, not the mean: one day of an outage is not the old rate."""
+    hours = np.zeros(28 * 24)
+    hours[: 14 * 24 : 24] = 10
+    hours[14 * 24 :: 24] = 40
+    hours[10 * 24] = 500
+    deploy = Deployed(consumer_group="g", version="2", at=14 * 86400.0)
+    (found,) = series.deploy_effects("x", hours, 0, [deploy])
+    assert (found.before, found.after, found.verdict) == (10, 40, "worse")
 
 
 def test_a_deploy_that_breaks_or_mends_is_told_and_one_that_does_neither_is_not() -> None:
