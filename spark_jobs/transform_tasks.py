@@ -218,9 +218,9 @@ class NumberLane:
             rounds = pc.if_else(is_made, pc.divide(number, self.per_round), 0)
             kind = pc.if_else(is_made, MADE, REFUSED)
             more = {"_number": number, "kind": kind, "round": rounds.cast(pyarrow.int32())}
-            for name, values in more.items():
-                batch = batch.append_column(name, values)
-            yield batch
+            yield pyarrow.RecordBatch.from_arrays(
+                [*batch.columns, *more.values()], names=[*batch.schema.names, *more]
+            )
             start += pc.sum(is_made).as_py() or 0
 
 

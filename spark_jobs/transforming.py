@@ -267,9 +267,7 @@ class _Run:
             .repartitionById(request.lanes, "_lane")
             .sortWithinPartitions("topic", "lane", "_place", "seq", "message_id")
             .drop("_place")
-            .mapInArrow(
-                NumberLane(per_round=per_round), staged_ddl(as_letters=self._as_letters)
-            )
+            .mapInArrow(NumberLane(per_round=per_round), staged_ddl(as_letters=self._as_letters))
             .write.mode("overwrite")
             .partitionBy("kind", "round")
             .parquet(f"{self._place}/{_STAGED}")

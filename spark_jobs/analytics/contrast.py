@@ -52,7 +52,9 @@ class PoisonPattern:
     @property
     def told(self) -> str:
         """The pattern in words."""
-        return f"{self.path} is missing" if self.what == "missing" else f"{self.path} = {self.value}"
+        if self.what == "missing":
+            return f"{self.path} is missing"
+        return f"{self.path} = {self.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,27 @@ import json
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.db.text import document
 from holdfast.dlq.capture import fingerprint as rules
 from holdfast.dlq.capture.fingerprint import parameterised
+from holdfast.dlq.letter import (
+    Class,
+    Coordinates,
+    ExceptionInfo,
+    FailedConsumer,
+    Failure,
+    FailureStage,
+    Frame,
+    KnownFacts,
+)
+from holdfast.dlq.store.rows import LetterEnvelope, fingerprint_of
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.analytics import fingerprints, series
 from holdfast.spark_jobs.analytics.clusters import Likeness, clusters
@@ -67,6 +80,62 @@ def test_arrow_batches_get_the_fingerprints_of_the_vectors() -> None:
         assert found.column("group_id")[row].as_py() == group, vector["name"]
         assert about[row]["fingerprint"] == vector["fingerprint"], vector["name"]
         assert about[row]["by"] == vector["by"]
+
+
+HOSTILE_TEXTS = (
+    "plain", "", 'say "text":"', '","frames":[', "back\\slash\\", 'ends in a quote"', '{"a":"b"}',
+    ',"trace":"', ',"governance":', '"failure":{', "two\nlines", "größer 17", "order 12 of a@b.de",
+    'x"},{"type":"y","text":"z"}]',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("trace", ["", 'Traceback:\n  "text":"\\'])
+@pytest.mark.parametrize("frames", [(), ("shop",), ("lib",)])
+def test_an_envelope_is_looked_at_with_the_eyes_of_the_store(
+    frames: tuple[str, ...], trace: str
+) -> None:
+    """What is told from the bytes alone is what decoding tells, whatever a text says."""
+    chains = [[one] for one in HOSTILE_TEXTS] + [["root", "outer"], []]
+    failures = [
+        Failure(
+            stage=FailureStage.HANDLE, kind=Class.POISON, trace=trace,
+            chain=tuple(
+                ExceptionInfo(type="ValueError", text=text, frames=tuple(
+                    Frame(module=name, function="f", line=3, in_app=name == "shop")
+                    for name in frames))
+                for text in chain
+            ),
+        )
+        for chain in chains
+    ]  # fmt: skip
+    alone = failures[0]
+    failures += [
+        msgspec.structs.replace(alone, explicit="by hand"),
+        msgspec.structs.replace(alone, also=(ExceptionInfo(type="KeyError", text="k"),)),
+        msgspec.structs.replace(alone, known=KnownFacts(value="a" * 64, by="stack", hints=(),
+                                                        algorithm=rules.ALGORITHM)),
+    ]  # fmt: skip
+    envelopes = [
+        document(LetterEnvelope(coordinates=Coordinates(topic="t"), failure=one,
+                                culprit=FailedConsumer(group="g", handler="h")))
+        for one in failures
+    ]  # fmt: skip
+    own = Fingerprinter()
+    for _ in ("cold", "warm"):
+        found = own.batch(batch([*envelopes]), ()).column("group_id").to_pylist()
+        assert found == [
+            rules.group_id(fingerprint_of(one).value, "consumer_group", "topic", "handler")
+            for one in failures
+        ]
+
+
+def test_a_stream_tells_of_a_group_again_only_for_a_smaller_letter() -> None:
+    """So the smallest of all is told, and not one in every batch."""
+    one = envelope(VECTORS["fingerprints"][0])
+    batches = [batch([one] * 2, dlq_id=ids) for ids in (["5", "4"], ["6", "7"], ["9", "3"])]
+    found = [row for some in fingerprints.fingerprinted(batches, ("dlq_id",))
+             for row in some.to_pylist()]  # fmt: skip
+    assert [row["dlq_id"] for row in found if row["about"] is not None] == ["4", "3"]
 
 
 def test_the_same_is_said_when_the_caches_are_warm() -> None:
