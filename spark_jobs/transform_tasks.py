@@ -7,13 +7,13 @@ without: it is put aside at the end.
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast import upcast
 from holdfast.brokers import connect
 from holdfast.dlq.replay.edits import Transform
 from holdfast.dlq.replay.simulation import loaded
@@ -28,6 +28,7 @@ from holdfast.errors import (
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.decoding import delivery_of
 from holdfast.spark_jobs.secrets import revealed
+from holdfast.upcast import Upcasters, default
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +54,7 @@ _CHUNK = 500
 _MOST_REASON = 300
 
 
-class Work(Protocol):
+class MessageTransform(Protocol):
     """What is done to one message; raises for one that it refuses."""
 
     def __call__(self, message: Message) -> Message:
@@ -76,16 +77,16 @@ def staged_ddl(*, as_letters: bool) -> str:
     return f"{made_ddl(as_letters=as_letters)}, {_PLACE}"
 
 
-def load_work(text: str) -> Work:
+def load_work(text: str) -> MessageTransform:
     """Return the transform called *text*: `module:function@version`, or a registry of upcasters.
 
     `shop.events:upcast@3` is the registry that the module got by `from holdfast import upcast`.
     """
     name, _, version = text.partition("@")
     found = loaded(name)
-    if found is upcast or found == upcast.default.upcast:
-        found = upcast.default
-    if not isinstance(found, upcast.Upcasters):
+    if found is sys.modules[Upcasters.__module__] or found == default.upcast:
+        found = default
+    if not isinstance(found, Upcasters):
         return _Function(Transform.load(text))
     if not version:
         raise ConfigurationError(
@@ -150,7 +151,7 @@ class ApplyTransform:
             rows = [self.made(row, work) for row in batch.to_pylist()]
             yield pyarrow.RecordBatch.from_pylist(rows, schema=schema)
 
-    def made(self, row: dict[str, Any], work: Work) -> dict[str, Any]:
+    def made(self, row: dict[str, Any], work: MessageTransform) -> dict[str, Any]:
         """Return what *work* makes of *row*; the original with the reason if it refuses."""
         if self.is_raw:
             delivery = delivery_of(row)

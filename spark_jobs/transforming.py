@@ -77,8 +77,8 @@ class TransformRequest:
     lanes: int = LANES
     batch: int = BATCH
     """Messages in a round: after a kill as many are sent again at most."""
-    on_error: Literal["stop", "aside"] = "stop"
-    """What the transform refuses: send nothing at all, or put those aside and send the others."""
+    on_error: str = "stop"
+    """What the transform refuses. `stop`: nothing is sent. `aside`: they are put aside."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= _MOST_LANES:

@@ -1,4 +1,4 @@
-"""`holdfast spark transform`: a whole topic or archive to another, through a versioned transform."""
+"""`holdfast spark transform`: a whole topic or archive to another, by a versioned transform."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -82,7 +82,7 @@ def transform(
 
     request = TransformRequest(
         source=source, to=to, transform=function, checkpoint=checkpoint, format=format_,
-        lanes=lanes, batch=batch, on_error=on_error,  # type: ignore[arg-type] - it says which
+        lanes=lanes, batch=batch, on_error=on_error,
     )  # fmt: skip
     with running("transform", where) as spark:
         try:

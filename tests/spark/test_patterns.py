@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from holdfast.cli import main
 from holdfast.spark_jobs.analytics.contrast import PoisonPattern, PoisonResult
@@ -19,7 +20,6 @@ from tests.spark_letters import files_of, lettered
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from pyspark.sql import SparkSession
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -40,7 +40,9 @@ def test_a_group_of_twenty_has_patterns_and_one_of_nineteen_has_none(
 
     def holdfast(job: str, *words: str) -> tuple[dict[str, list[dict[str, object]]], str]:
         report = tmp_path / f"{job}.html"
-        main(["spark", job, "--from", source, "--report", str(report), "--json", *words])
+        with pytest.raises(SystemExit) as ended:
+            main(["spark", job, "--from", source, "--report", str(report), "--json", *words])
+        assert not ended.value.code
         return json.loads(capsys.readouterr().out), report.read_text()
 
     found, text = holdfast("poison-patterns", "--healthy", str(tmp_path / "healthy.parquet"))
