@@ -51,7 +51,7 @@ def test_a_group_of_twenty_has_patterns_and_one_of_nineteen_has_none(
     ]
     assert "$.currency = CHF" in text
     found, text = holdfast("schema-usage")
-    assert {one["path"] for one in found["fields"]} == {"", "$.currency"}
+    assert {one["path"] for one in found["fields"]} == {"", "$", "$.currency"}
     assert "$.currency" in text
     assert text.count("<svg") == 1
 
