@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.db.text import cut
 from holdfast.dlq.capture import fingerprint as rules
@@ -48,8 +47,6 @@ ABOUT_DDL = "struct<" + ",".join(f"{name}:string" for name in ABOUT.names) + ">"
 
 _TOLD = tuple(name for name in NEEDED if name in ABOUT.names)
 _MOST_KNOWN = 50_000
-_BETWEEN = "\x1f"
-_ABOVE = "\U0010ffff"
 _MOST_TITLE, _MOST_CALLS = 300, 1_000
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"1111111111")
 _UUID = re.compile(
@@ -77,7 +74,6 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 _envelope = msgspec.json.Decoder(_Envelope).decode
 _frames = msgspec.json.Decoder(tuple[Frame, ...]).decode
-_string = msgspec.json.Decoder(str).decode
 _NOTHING = _Raised("unknown", "")
 
 
@@ -102,8 +98,7 @@ class Fingerprinter:
         self._stacks: dict[Any, Fingerprint | None] = {}
         self._texts: dict[Any, Fingerprint] = {}
         self._masked: dict[bytes, str] = {}
-        self._groups: dict[tuple[str, str], str] = {}
-        self._forms: dict[tuple[str, str], Fingerprint | str | None] = {}
+        self._groups: dict[tuple[str, str, str, str], str] = {}
 
     def fingerprint(self, failure: _Failure) -> Fingerprint:
         """Return the fingerprint of *failure*, as `dlq/store/rows.py` would."""
@@ -125,15 +120,12 @@ class Fingerprinter:
         if found is not None:
             return found
         root = chain[0] if chain else _NOTHING
-        return self._by_text(_types(chain), _types(failure.also), root.text)
-
-    def _by_text(self, types: tuple[str, ...], also: tuple[str, ...], text: str) -> Fingerprint:
-        """Return the fingerprint of exceptions of *types*, whose root says *text*."""
-        key = (types, also, self.parameterised(text))
-        known = self._texts.get(key)
+        by_text = (_types(chain), _types(failure.also), self.parameterised(root.text))
+        known = self._texts.get(by_text)
         if known is None:
-            known = rules.fingerprint([rules.Error(one, text) for one in types], also=also)
-            _keep(self._texts, key, known)
+            errors = [rules.Error(one.type, one.text) for one in chain]
+            known = rules.fingerprint(errors, also=_types(failure.also))
+            _keep(self._texts, by_text, known)
         return known
 
     def parameterised(self, text: str) -> str:
@@ -145,43 +137,34 @@ class Fingerprinter:
             _keep(self._masked, key, known)
         return known
 
-    def batch(
-        self, batch: pa.RecordBatch, keep: Iterable[str], told: dict[str, str] | None = None
-    ) -> pa.RecordBatch:
+    def batch(self, batch: pa.RecordBatch, keep: Iterable[str]) -> pa.RecordBatch:
         """Return the columns *keep* of *batch* with `group_id` and, once per group, `about`.
 
         *batch* has the fields of `NEEDED`. `about` is there for the letter of the batch with the
         smallest id of its group, so that the minimum over all batches is that of all letters.
-        *told* are the smallest ids so far: then what does not go below them is left out.
         """
-        ids, envelopes = (batch.column(name).to_pylist() for name in ("dlq_id", "envelope"))
-        places = _places(batch)
-        codes = places.indices.to_pylist()
-        wheres = places.dictionary.to_pylist()
-        quick, known_groups = self._quick, self._groups
+        ids, topics, consumers, handlers, envelopes = (
+            batch.column(name).to_pylist()
+            for name in ("dlq_id", "topic", "consumer_group", "handler", "envelope")
+        )
         names: list[str] = []
-        best: dict[str, tuple[str, int, Fingerprint]] = {}
-        for row, (sample, envelope, code) in enumerate(zip(ids, envelopes, codes, strict=True)):
-            found = quick(envelope)
-            if found is None:
-                found = self.fingerprint(_decoded(envelope) or _bare(batch, row))
-            key = (found.value, wheres[code])
-            name = known_groups.get(key)
+        best: dict[str, tuple[str, int, Fingerprint, _Raised]] = {}
+        for row, envelope in enumerate(envelopes):
+            failure = _decoded(envelope) or _bare(batch, row)
+            found = self.fingerprint(failure)
+            key = (found.value, consumers[row], topics[row], handlers[row])
+            name = self._groups.get(key)
             if name is None:
-                name = rules.group_id(found.value, *wheres[code].split(_BETWEEN, 2))
-                _keep(known_groups, key, name)
+                name = rules.group_id(key[0], *(part or "" for part in key[1:]))
+                _keep(self._groups, key, name)
             names.append(name)
+            sample = ids[row] or ""
             known = best.get(name)
-            if known is None or (sample or "") < known[0]:
-                best[name] = (sample or "", row, found)
+            if known is None or sample < known[0]:
+                root = failure.chain[0] if failure.chain else _NOTHING
+                best[name] = (sample, row, found, root)
         about: list[dict[str, str | None] | None] = [None] * len(names)
-        for name, (sample, row, found) in best.items():
-            if told is not None:
-                if sample >= told.get(name, _ABOVE):
-                    continue
-                _keep(told, name, sample)
-            failure = _decoded(envelopes[row]) or _bare(batch, row)
-            root = failure.chain[0] if failure.chain else _NOTHING
+        for sample, row, found, root in best.values():
             title = f"{root.type}: {self.parameterised(root.text)}"
             facts = {name: batch.column(name)[row].as_py() or "" for name in _TOLD}
             facts |= {"sample": sample, "fingerprint": found.value, "by": found.by,
@@ -192,82 +175,15 @@ class Fingerprinter:
             {**kept, "group_id": pa.array(names, pa.string()), "about": pa.array(about, ABOUT)}
         )
 
-    def _quick(self, envelope: str | None) -> Fingerprint | None:
-        """Return the fingerprint of an envelope as the store writes it, without decoding it.
-
-        Of one exception alone, everything but its text and trace is the same for the same
-        problem at the same lines, so that is looked up as it stands. In JSON no quote inside of a
-        text stands without its backslash, so what is looked for cannot be part of a text.
-        None: this takes more than a look.
-        """
-        if not envelope:
-            return None
-        start = envelope.find('"failure":{')
-        text = envelope.find('"text":"', start) + 8
-        end = envelope.find(',"governance":', text)
-        if start < 0 or text < 8 or end < 0 or envelope.find('"text":"', text, end) >= 0:
-            return None
-        stop = envelope.find('","frames":', text, end)
-        if stop < 0:
-            stop = envelope.find('"}', text, end)
-            if stop < 0 or envelope[stop - 1] == "\\":
-                return None
-        trace = envelope.find(',"trace":"', stop, end)
-        if trace >= 0:
-            if envelope.find('","known":', trace, end) >= 0:
-                return None
-            end = trace
-        form = (envelope[start:text], envelope[stop:end])
-        try:
-            found = self._forms[form]
-        except KeyError:
-            found = self._learn(envelope)
-            _keep(self._forms, form, found)
-        if found is None or not isinstance(found, str):
-            return found
-        words = envelope[text:stop]
-        if "\\" in words:
-            try:
-                words = _string(f'"{words}"')
-            except (msgspec.MsgspecError, UnicodeError):
-                return None
-        return self._by_text((found,), (), words)
-
-    def _learn(self, envelope: str) -> Fingerprint | str | None:
-        """Return what all failures of the form of this one have in common.
-
-        Their fingerprint if it is by stack, their type if it is by text; None if they must be
-        looked at one by one.
-        """
-        failure = _decoded(envelope)
-        if (
-            failure is None
-            or failure.explicit is not None
-            or failure.known is not None
-            or failure.also
-            or len(failure.chain) != 1
-        ):
-            return None
-        found = self.fingerprint(failure)
-        return found if found.by == "stack" else failure.chain[0].type
-
-
-def _places(batch: pa.RecordBatch) -> pa.DictionaryArray:
-    """Return whose problem each letter is: consumer group, topic and handler, as one text."""
-    parts = (batch.column(name) for name in ("consumer_group", "topic", "handler"))
-    texts = (pc.fill_null(one.cast(pa.string()), "") for one in parts)
-    return pc.binary_join_element_wise(*texts, _BETWEEN).dictionary_encode()
-
 
 def fingerprinted(
     batches: Iterable[pa.RecordBatch], keep: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
     """Yield *batches* with their groups; what `mapInArrow` and DuckDB's stream both run."""
     own = Fingerprinter()
-    told: dict[str, str] = {}
     for batch in batches:
         if batch.num_rows:
-            yield own.batch(batch, keep, told)
+            yield own.batch(batch, keep)
 
 
 def _calls(found: Fingerprint) -> str:

@@ -91,10 +91,10 @@ HOSTILE_TEXTS = (
 
 @pytest.mark.parametrize("trace", ["", 'Traceback:\n  "text":"\\'])
 @pytest.mark.parametrize("frames", [(), ("shop",), ("lib",)])
-def test_an_envelope_is_looked_at_with_the_eyes_of_the_store(
+def test_many_envelopes_get_the_fingerprints_that_the_store_gives_them(
     frames: tuple[str, ...], trace: str
 ) -> None:
-    """What is told from the bytes alone is what decoding tells, whatever a text says."""
+    """Cold or warm, the fingerprint is that of the whole failure, whatever a text says."""
     chains = [[one] for one in HOSTILE_TEXTS] + [["root", "outer"], []]
     failures = [
         Failure(
@@ -127,15 +127,6 @@ def test_an_envelope_is_looked_at_with_the_eyes_of_the_store(
             rules.group_id(fingerprint_of(one).value, "consumer_group", "topic", "handler")
             for one in failures
         ]
-
-
-def test_a_stream_tells_of_a_group_again_only_for_a_smaller_letter() -> None:
-    """So the smallest of all is told, and not one in every batch."""
-    one = envelope(VECTORS["fingerprints"][0])
-    batches = [batch([one] * 2, dlq_id=ids) for ids in (["5", "4"], ["6", "7"], ["9", "3"])]
-    found = [row for some in fingerprints.fingerprinted(batches, ("dlq_id",))
-             for row in some.to_pylist()]  # fmt: skip
-    assert [row["dlq_id"] for row in found if row["about"] is not None] == ["4", "3"]
 
 
 def test_the_same_is_said_when_the_caches_are_warm() -> None:
