@@ -66,7 +66,7 @@ bench: $(DEV) servers ## measure against peers and raw floors (ONLY=core,redis f
 chaos: $(DEV) servers ## the long fault runs
 	$(BIN)/python -m pytest -m chaos --timeout 3600 $(ARGS)
 
-spark-dist: $(DEV) ## build what a Spark cluster needs: wheel, zip for --py-files, job file
+spark-dist: $(DEV) ## build what a Spark cluster needs: wheel, zip, job file, packed environment
 	@$(BIN)/python deploy/spark/build.py
 
 clean: ## remove what the targets made

@@ -30,7 +30,7 @@ from holdfast.dlq.topic.topic import to_topic
 from holdfast.errors import BrokerDown, ConfigurationError, StaleDelivery, Unsupported
 from holdfast.ports import BrokerPowers, Lane
 from holdfast.spark_jobs import records
-from holdfast.spark_jobs.decoding import record_in
+from holdfast.spark_jobs.decoding import raw_batch, record_in
 from holdfast.spark_jobs.secrets import require_no_secret, revealed
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class HoldfastDataSource(DataSource):
         """Return what plans and does the reading."""
         if "table" in self.options:
             return TableReader(self.options, schema.fieldNames())
+        if self.options.get("raw") == "true":
+            return RawTopicReader(self.options, schema.fieldNames())
         return TopicReader(self.options, schema.fieldNames())
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
@@ -123,12 +125,15 @@ class TopicReader(DataSourceReader):
         """Yield the records of one lane, a batch for each poll."""
         if not isinstance(partition, LanePartition):
             return  # Spark's stand-in where there are no partitions
-        schema = records.arrow_schema()
         with closing(connect(revealed(self._url))) as broker:
             for deliveries in self._deliveries(broker, Lane(partition.topic, partition.lane)):
-                found = [record_in(delivery) for delivery in deliveries]
-                batch = records.batch_of(one for one in found if one is not None)
-                yield batch.select(self._names) if self._names != schema.names else batch
+                batch = self.batch_of(deliveries)
+                yield batch.select(self._names) if self._names != batch.schema.names else batch
+
+    def batch_of(self, deliveries: list[Delivery]) -> pa.RecordBatch:
+        """Return the records of *deliveries*."""
+        found = [record_in(delivery) for delivery in deliveries]
+        return records.batch_of(one for one in found if one is not None)
 
     def _deliveries(self, broker: Broker, lane: Lane) -> Iterator[list[Delivery]]:
         """Yield what *lane* holds now, by a group of its own, from the first message on."""
@@ -166,6 +171,14 @@ class TopicReader(DataSourceReader):
                     "wait for that job, or name another group"
                 )
         source.pause(one for one in source.assignment() if one != lane)
+
+
+class RawTopicReader(TopicReader):
+    """Reads messages as they lie on a topic, whatever they are; see `decoding.RAW`."""
+
+    def batch_of(self, deliveries: list[Delivery]) -> pa.RecordBatch:
+        """Return *deliveries* as rows."""
+        return raw_batch(deliveries)
 
 
 @dataclass

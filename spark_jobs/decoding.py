@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.dlq.replay.outcomes import report_in
 from holdfast.dlq.topic.collector import letter_in, unreadable
 from holdfast.errors import PoisonMessage
+from holdfast.extras import driver
 from holdfast.ports import Delivery, Lane
 from holdfast.spark_jobs import records
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
+
+RAW = (
+    "key binary, value binary, topic string, partition int, offset string, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+"""Messages as they lie on a topic, with the names of Spark's Kafka source."""
 
 
 def record_in(delivery: Delivery) -> dict[str, Any] | None:
@@ -52,3 +59,25 @@ def delivery_of(row: dict[str, Any]) -> Delivery:
         headers=[(pair["key"], pair["value"]) for pair in row["headers"] or ()],
         timestamp=None if at is None else at.timestamp(),
     )
+
+
+def raw_batch(deliveries: Iterable[Delivery]) -> pa.RecordBatch:
+    """Return *deliveries* as rows of `RAW`; `delivery_of` takes them."""
+    pyarrow = driver("pyarrow", extra="spark")
+    text, binary = pyarrow.string(), pyarrow.binary()
+    pairs = pyarrow.list_(pyarrow.struct([("key", text), ("value", binary)]))
+    moment = pyarrow.timestamp("us", tz="UTC")
+    schema = pyarrow.schema(
+        [("key", binary), ("value", binary), ("topic", text), ("partition", pyarrow.int32()),
+         ("offset", text), ("timestamp", moment), ("headers", pairs)]
+    )  # fmt: skip
+    rows = [
+        {
+            "key": one.key, "value": one.body, "topic": one.lane.topic,
+            "partition": one.lane.partition, "offset": str(one.position),
+            "timestamp": records.moment(one.timestamp),
+            "headers": [{"key": name, "value": value} for name, value in one.headers],
+        }
+        for one in deliveries
+    ]  # fmt: skip
+    return pyarrow.RecordBatch.from_pylist(rows, schema=schema)

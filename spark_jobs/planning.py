@@ -172,14 +172,21 @@ def candidates(spark: SparkSession, request: PlanRequest, below: int) -> DataFra
     own = f.concat(f.unhex(f.lit("00")), f.encode("dlq_id", "UTF-8"))
     scope = f.concat(f.col("topic"), f.lit("\x1f"), f.col("consumer_group"), f.lit("\x1f"))
     keyed = f.concat(f.encode(scope, "UTF-8"), f.coalesce(f.col("key"), own))
-    numbers = f.transform(f.split("position", "[-:.]"), lambda part: f.lpad(part, 30, "0"))
-    is_placed = f.col("position").rlike(rf"\A{_NUMBER}([-:.]{_NUMBER}){{0,4}}\z")
     return found.select(
         "dlq_id",
         "seq",
         f.substring(f.sha2(keyed, 256), 1, 32).alias("key_hash"),
-        f.when(is_placed, f.array_join(numbers, "")).otherwise("").alias("place"),
+        place_of().alias("place"),
     ).withColumn("lane", f.pmod(f.crc32(f.encode("key_hash", "UTF-8")), f.lit(request.lanes)))
+
+
+def place_of() -> Column:
+    """Return text that sorts as the `position` of a message does; empty where that is no number."""
+    from pyspark.sql import functions as f
+
+    numbers = f.transform(f.split("position", "[-:.]"), lambda part: f.lpad(part, 30, "0"))
+    is_placed = f.col("position").rlike(rf"\A{_NUMBER}([-:.]{_NUMBER}){{0,4}}\z")
+    return f.when(is_placed, f.array_join(numbers, "")).otherwise("")
 
 
 def _matches(selection: Selection) -> Column:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.files import read_files
@@ -74,11 +74,9 @@ class SourceSpec:
             return cls(kind="kafka", place=place, topics=topics, options=dict(rest))
         options = dict(rest)
         options.pop("via", None)
-        # The query that is left belongs to the adapter.
+        # The query that is left belongs to the adapter; the rest stays to the letter.
         query = urlencode(options, safe="${}:/.")
-        bare = urlunsplit((url.scheme, url.netloc, url.path, query, ""))
-        if not url.netloc and not bare.startswith(f"{scheme}://"):
-            bare = bare.replace(f"{scheme}:", f"{scheme}://", 1)  # urlunsplit drops an empty host
+        bare = text.partition("?")[0] + (f"?{query}" if query else "")
         return cls(kind="broker", place=bare, topics=topics)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs import records
-from holdfast.spark_jobs.decoding import decoded
+from holdfast.spark_jobs.decoding import RAW, decoded
 from holdfast.spark_jobs.secrets import require_no_secret
 from holdfast.spark_jobs.session import require
 
@@ -42,6 +42,18 @@ def read_kafka(
     *start* that Kafka has deleted already is an error, not a silent gap. Only committed
     transactions are read.
     """
+    return _records(raw_kafka(spark, spec, start=start, end=end, options=options))
+
+
+def raw_kafka(
+    spark: SparkSession,
+    spec: SourceSpec,
+    *,
+    start: Offsets | None = None,
+    end: Offsets | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return what lies on the topics between *start* and *end*, not decoded."""
     require(spark, "kafka")
     reader = (
         spark.read.format("kafka")
@@ -49,7 +61,7 @@ def read_kafka(
         .option("startingOffsets", "earliest" if not start else json.dumps(start))
         .option("endingOffsets", "latest" if end is None else json.dumps(end))
     )
-    return _records(reader.load())
+    return reader.load().select(*_RAW)
 
 
 def stream_kafka(
@@ -107,14 +119,17 @@ def kafka_ends(spec: SourceSpec) -> Offsets:
     return ends
 
 
-def read_broker(spark: SparkSession, spec: SourceSpec) -> DataFrame:
-    """Return the records of the topics by the adapter of the broker: one task per partition."""
+def read_broker(spark: SparkSession, spec: SourceSpec, *, raw: bool = False) -> DataFrame:
+    """Return the records of the topics by the adapter of the broker: one task per partition.
+
+    *raw*: what lies on them, not decoded.
+    """
     from holdfast.spark_jobs.data_source import register
 
     register(spark)
-    return (
+    reader = (
         spark.read.format("holdfast")
         .option("url", require_no_secret(spec.place))
         .option("topic", json.dumps(spec.topics))
-        .load()
     )
+    return (reader.option("raw", "true").option("fields", RAW) if raw else reader).load()

@@ -27,6 +27,10 @@ COMMANDS = (
     Late("verify", "holdfast.cli.spark.replay:verify",
          "Compare a plan with lanes, its ledger, and what the consumers confirmed.",
          "holdfast spark verify 9c41"),
+    Late("transform", "holdfast.cli.spark.transform:transform",
+         "Bring a whole topic or archive to another, through a versioned transform.",
+         "holdfast spark transform --from kafka://host:9092?topic=orders --to "
+         "kafka://host:9092?topic=orders.v2 --with shop.fixes:cents@2 --checkpoint /data/cents"),
     Late("stream", "holdfast.cli.spark.stream:stream",
          "Store dead letters from topics of Kafka as they come, each once.",
          "holdfast spark stream --from kafka://host:9092?topic=orders.billing.dlq --checkpoint "

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.analytics import ScopeOptions, Shown, submit
+from holdfast.cli.analytics import ScopeOptions, Shown, submit, write_page
 from holdfast.cli.display import print_json, print_table, say
 from holdfast.cli.late import grouped
 from holdfast.cli.options import Config, Json
-from holdfast.cli.spark.options import Sources, SparkOptions, running
+from holdfast.cli.spark.options import Report, Sources, SparkOptions, running
 from holdfast.spark_jobs.analytics.page import told
 
 
@@ -28,6 +28,7 @@ def poison_patterns(
     ] = None,
     wanted: ScopeOptions,
     where: SparkOptions,
+    report: Report = None,
     limit: Shown = 20,
     as_json: Json = False,
 ) -> None:
@@ -41,6 +42,8 @@ def poison_patterns(
         from holdfast.spark_jobs.analytics.spark_engine import SparkEngine
 
         found = found_in(SparkEngine(spark), source, healthy, scope, hidden=frozenset(hide or ()))
+    if report is not None:
+        write_page(report, "What sets failed payloads apart", found)
     if as_json:
         print_json(asdict(found))
         return
@@ -50,8 +53,7 @@ def poison_patterns(
         return
     print_table(
         ("group", "pattern", "failed", "healthy", "lift", "problem"),
-        [(one.group_id[:8], f"{one.path} is missing" if one.what == "missing" else
-          f"{one.path} = {one.value}", f"{one.failed:.0%}", f"{one.healthy:.0%}",
+        [(one.group_id[:8], one.told, f"{one.failed:.0%}", f"{one.healthy:.0%}",
           f"{one.lift:,.1f}×", f"{one.consumer_group}: {one.title[:60]}")
          for one in found.patterns[:limit]],
     )  # fmt: skip

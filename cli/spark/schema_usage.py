@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.analytics import ScopeOptions, Shown, submit
+from holdfast.cli.analytics import ScopeOptions, Shown, submit, write_page
 from holdfast.cli.display import print_json, print_table, say, when
 from holdfast.cli.late import grouped
 from holdfast.cli.options import Config, Json, seconds
-from holdfast.cli.spark.options import Sources, SparkOptions, running
+from holdfast.cli.spark.options import Report, Sources, SparkOptions, running
 from holdfast.spark_jobs.analytics.page import told
 
 
@@ -23,6 +23,7 @@ def schema_usage(
     ] = "30d",
     wanted: ScopeOptions,
     where: SparkOptions,
+    report: Report = None,
     limit: Shown = 100,
     as_json: Json = False,
 ) -> None:
@@ -33,6 +34,8 @@ def schema_usage(
         from holdfast.spark_jobs.analytics.usage import schema_usage as found_in
 
         found = found_in(SparkEngine(spark), source, scope, unused_days=unused)
+    if report is not None:
+        write_page(report, "What occurs in the payloads", found)
     if as_json:
         print_json(asdict(found))
         return

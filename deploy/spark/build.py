@@ -1,10 +1,12 @@
-"""Builds what a cluster needs into dist/spark: the wheel, a zip for --py-files, and the job file.
+"""Builds what a cluster needs into dist/spark: wheel, zip for --py-files, job file, environment.
 
-Run it with `make spark-dist`.
+Run it with `make spark-dist`. `EXTRAS=kafka,postgres` says for which clients the packed environment
+has room; without it, for those of all brokers and databases that jobs reach.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = "holdfast-env.tar.gz"
+EXTRAS = "postgres,mysql,kafka,rabbitmq,redis,nats,crypto,parquet"
+BESIDES = ("pandas>=2.2,<3",)
+"""What PySpark wants on executors; PySpark itself is part of the cluster."""
 
 
 def build(to: Path) -> list[Path]:
@@ -32,6 +38,30 @@ def build(to: Path) -> list[Path]:
     return sorted(to.iterdir())
 
 
+def pack(wheel: Path, *, extras: str = EXTRAS) -> Path:
+    """Pack an environment with *wheel* and what its *extras* need beside it, for `--archives`.
+
+    Its interpreter is a link to this one: nodes need the same Python at the same path.
+    """
+    import venv_pack  # type: ignore[import-untyped]
+
+    packed = wheel.parent / ENVIRONMENT
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "env"
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        python = place / "bin/python"
+        wanted = [f"{wheel}[{extras}]" if extras else str(wheel), *BESIDES]
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *wanted], check=True)
+        # Nobody installs anything on an executor.
+        subprocess.run([str(python), "-m", "pip", "uninstall", "-qy", "pip", "setuptools"],
+                       check=True)  # fmt: skip
+        venv_pack.pack(prefix=str(place), output=str(packed), force=True)
+    return packed
+
+
 if __name__ == "__main__":
-    for path in build(ROOT / "dist/spark"):
+    built = build(ROOT / "dist/spark")
+    pack(next(one for one in built if one.suffix == ".whl"),
+         extras=os.environ.get("EXTRAS", EXTRAS))  # fmt: skip
+    for path in sorted((ROOT / "dist/spark").iterdir()):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")

@@ -112,24 +112,11 @@ def row_of(
 def _row(letter: DeadLetter, found: fingerprint.Fingerprint, now: float) -> dict[str, Any]:
     message, failure, culprit = letter.message, letter.failure, letter.culprit
     history, governance = letter.history, letter.governance
-    row = {
+    return {
         "dlq_id": letter.dlq_id,
         "group_id": group_of(letter, found),
         "state": PENDING,
-        "message_id": cut(message.id),
-        "topic": cut(message.topic),
-        "type": cut(message.type),
-        "source": plain(message.source),
-        "message_key": message.key,
-        "key_hash": key_hash(message.key),
-        "payload": message.payload,
-        "headers": header_text(message.headers),
-        "event_at": min(message.time.timestamp(), _LAST_MOMENT),
-        "correlation_id": cut(message.correlation_id),
-        "causation_id": cut(message.causation_id),
-        "content_type": cut(message.content_type),
-        "schema_ref": None if message.schema is None else plain(message.schema),
-        "traceparent": cut(message.traceparent),
+        **message_columns(message),
         "broker": cut(letter.coordinates.broker, 64),
         "lane": whole(letter.coordinates.lane),
         "position": _position(letter.coordinates.position),
@@ -141,7 +128,6 @@ def _row(letter: DeadLetter, found: fingerprint.Fingerprint, now: float) -> dict
         "error_type": cut(failure.root.type),
         "error_text": plain(failure.root.text),
         "fingerprint": found.value,
-        "shape": fingerprint.shape(message.payload, message.schema),
         "envelope": document(
             LetterEnvelope(
                 coordinates=letter.coordinates,
@@ -173,6 +159,27 @@ def _row(letter: DeadLetter, found: fingerprint.Fingerprint, now: float) -> dict
         "closed_by": None,
         "closed_reason": None,
         "expires_at": None if governance.expires_at is None else _moment(governance.expires_at),
+    }
+
+
+def message_columns(message: Message) -> dict[str, Any]:
+    """Return the columns of *message* itself; `message_of` makes the same of them again."""
+    row = {
+        "message_id": cut(message.id),
+        "topic": cut(message.topic),
+        "type": cut(message.type),
+        "source": plain(message.source),
+        "message_key": message.key,
+        "key_hash": key_hash(message.key),
+        "payload": message.payload,
+        "headers": header_text(message.headers),
+        "event_at": min(message.time.timestamp(), _LAST_MOMENT),
+        "correlation_id": cut(message.correlation_id),
+        "causation_id": cut(message.causation_id),
+        "content_type": cut(message.content_type),
+        "schema_ref": None if message.schema is None else plain(message.schema),
+        "traceparent": cut(message.traceparent),
+        "shape": fingerprint.shape(message.payload, message.schema),
     }
     row["exact"] = _exact(message, row)
     return row

@@ -49,6 +49,13 @@ class PoisonPattern:
     support: int
     """How many failed payloads of the group have it."""
 
+    @property
+    def told(self) -> str:
+        """The pattern in words."""
+        if self.what == "missing":
+            return f"{self.path} is missing"
+        return f"{self.path} = {self.value}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonResult:

@@ -1,7 +1,7 @@
 """The report as one HTML page that opens offline: figures, plots as SVG, no scripts at all.
 
 Everything that comes from a dead letter is escaped, and the page forbids scripts and foreign
-content by its own policy. Payloads are not in it.
+content by its own policy. Payloads are not in it, but for the values that make a pattern.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from holdfast.spark_jobs.analytics.contrast import PoisonResult
 from holdfast.spark_jobs.analytics.results import (
     HOUR,
     BlastResult,
@@ -18,12 +19,15 @@ from holdfast.spark_jobs.analytics.results import (
     TrendsResult,
     TriageResult,
 )
+from holdfast.spark_jobs.analytics.usage import UsageResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Result = TriageResult | TrendsResult | BlastResult
-_MOST_ROWS, _MOST_BARS = 25, 10
+    from holdfast.spark_jobs.analytics.usage import FieldUsage
+
+Result = TriageResult | TrendsResult | BlastResult | PoisonResult | UsageResult
+_MOST_ROWS, _MOST_BARS, _MOST_FIELDS = 25, 10, 200
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 960, 260, 56, 26, 12
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c2733;--soft:#5d6b7a;--line:#d7dee6;--paper:#fff;
@@ -66,6 +70,10 @@ def page(title: str, *results: Result) -> str:
                 parts += _trends(one)
             case BlastResult():
                 parts += _blast(one)
+            case PoisonResult():
+                parts += _poison(one)
+            case UsageResult():
+                parts += _usage(one)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -172,6 +180,53 @@ def _blast(found: BlastResult) -> list[str]:
           f"{one.value:,.0f}") for one in found.groups[:_MOST_ROWS]],
     ))  # fmt: skip
     return parts
+
+
+def _poison(found: PoisonResult) -> list[str]:
+    groups = {one.group_id for one in found.patterns}
+    figures = {"dead letters": found.ran.records, "healthy payloads": found.healthy,
+               "patterns": len(found.patterns), "problems with one": len(groups)}  # fmt: skip
+    parts = ["<h2>What sets failed payloads apart</h2>", _figures(figures)]
+    if not found.patterns:
+        return [*parts, "<p>nothing separates them: look at the code, not at the data</p>"]
+    strongest = sorted(found.patterns, key=lambda one: -one.lift)[:_MOST_BARS]
+    parts.append(_bars([(f"{one.consumer_group} · {one.told}", one.lift) for one in strongest]))
+    parts.append(_table(
+        ("group", "~pattern", "#failed", "#healthy", "#times", "#dead letters", "~problem"),
+        [(_code(one.group_id[:8]), _code(one.told), f"{one.failed:.0%}", f"{one.healthy:.0%}",
+          f"{one.lift:,.1f}×", f"{one.support:,}", _problem(one.title, one.consumer_group))
+         for one in found.patterns[:_MOST_ROWS]],
+    ))  # fmt: skip
+    return [*parts, *_more(len(found.patterns))]
+
+
+def _usage(found: UsageResult) -> list[str]:
+    events = [one for one in found.fields if not one.path]
+    unused = [one for one in found.fields if one.unused]
+    figures = {"events": found.ran.records, "types and versions": len(events),
+               "fields": len(found.fields) - len(events), "may go": len(unused)}  # fmt: skip
+    parts = ["<h2>Which types, versions and fields occur</h2>", _figures(figures)]
+    often = sorted(events, key=lambda one: -one.count)[:_MOST_BARS]
+    parts.append(_bars([(f"{one.type} {one.version}", one.count) for one in often]))
+    if unused:
+        parts.append(f"<h2>Not seen for {found.unused_days:g} days</h2>")
+        parts += _fields(unused)
+    parts.append("<h2>All of them</h2>")
+    return [*parts, *_fields(found.fields)]
+
+
+def _fields(fields: Sequence[FieldUsage]) -> list[str]:
+    rows = [
+        (_code(one.type), escape(one.version or "–"), _code(one.path or "(the event)"),
+         escape(one.kind), f"{one.count:,}", f"{one.share:.0%}", when(one.first), when(one.last))
+        for one in fields[:_MOST_FIELDS]
+    ]  # fmt: skip
+    headings = ("type", "version", "field", "kind", "#count", "#share", "first", "last")
+    return [_table(headings, rows), *_more(len(fields), _MOST_FIELDS)]
+
+
+def _more(count: int, shown: int = _MOST_ROWS) -> list[str]:
+    return [f"<p>and {count - shown:,} more</p>"] if count > shown else []
 
 
 def _problem(title: str, *where: str) -> str:

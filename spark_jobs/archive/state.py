@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -257,30 +257,49 @@ def folder(spark: SparkSession, place: str) -> Folder:
     return HadoopFolder(spark, place)
 
 
-class StateLog:
-    """Finds the newest state of the archive in a folder, and commits the next."""
+class NumberedState(Protocol):
+    """A state as a log keeps it: msgspec writes and reads it, and all fields have defaults."""
 
-    def __init__(self, where: Folder) -> None:
+    @property
+    def number(self) -> int:
+        """Which one it is."""
+        ...
+
+    @property
+    def format(self) -> int:
+        """The version of the log that wrote it."""
+        ...
+
+
+S = TypeVar("S", bound=NumberedState)
+
+
+class NumberedLog(Generic[S]):
+    """Finds the newest state of what a folder holds, and commits the next."""
+
+    def __init__(self, where: Folder, of: type[S], *, called: str) -> None:
         self._where = where
+        self._of = of
+        self._called = called
 
-    def newest(self) -> ArchiveState:
+    def newest(self) -> S:
         """Return the state that counts; an empty one where there is none yet."""
         for name in reversed(list(self._numbered())):
             try:
                 content = self._where.read(f"{_LOG}/{name}")
             except (FileNotFoundError, OSError):
                 continue  # removed just now: there is a newer one, or we begin anew
-            return _decoded(content, name)
-        return ArchiveState()
+            return self._decoded(content, name)
+        return self._of()
 
-    def commit(self, state: ArchiveState) -> None:
+    def commit(self, state: S) -> None:
         """Make *state* the newest; `ArchiveBusy` when another job was faster."""
         try:
             self._where.put_new(_name(state.number), msgspec.json.encode(state))
         except FileExistsError as error:
             raise ArchiveBusy(
-                "another job has changed the archive meanwhile: nothing of this one is kept, run "
-                "it again"
+                f"another job has changed the {self._called} meanwhile: nothing of this one is "
+                "kept, run it again"
             ) from error
         for name in list(self._numbered())[:-_KEPT]:
             self._where.delete(f"{_LOG}/{name}")
@@ -290,21 +309,27 @@ class StateLog:
             if name.endswith(".json") and name[:-5].isdigit():
                 yield name
 
+    def _decoded(self, content: bytes, name: str) -> S:
+        try:
+            state = msgspec.json.decode(content, type=self._of)
+        except msgspec.MsgspecError as error:
+            raise ConfigurationError(
+                f"{_LOG}/{name} is damaged ({error}): restore it, or remove it to go back to the "
+                "state before"
+            ) from error
+        if state.format > FORMAT:
+            raise ConfigurationError(
+                f"the {self._called} is of version {state.format}: upgrade Holdfast to read it"
+            )
+        return state
+
+
+class StateLog(NumberedLog[ArchiveState]):
+    """The log of an archive."""
+
+    def __init__(self, where: Folder) -> None:
+        super().__init__(where, ArchiveState, called="archive")
+
 
 def _name(number: int) -> str:
     return f"{_LOG}/{number:012d}.json"
-
-
-def _decoded(content: bytes, name: str) -> ArchiveState:
-    try:
-        state = msgspec.json.decode(content, type=ArchiveState)
-    except msgspec.MsgspecError as error:
-        raise ConfigurationError(
-            f"{_LOG}/{name} is damaged ({error}): restore it, or remove it to go back to the state "
-            "before"
-        ) from error
-    if state.format > FORMAT:
-        raise ConfigurationError(
-            f"the archive is of version {state.format}: upgrade Holdfast to read it"
-        )
-    return state

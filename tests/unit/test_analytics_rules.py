@@ -6,14 +6,27 @@ import json
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.db.text import document
 from holdfast.dlq.capture import fingerprint as rules
 from holdfast.dlq.capture.fingerprint import parameterised
+from holdfast.dlq.letter import (
+    Class,
+    Coordinates,
+    ExceptionInfo,
+    FailedConsumer,
+    Failure,
+    FailureStage,
+    Frame,
+    KnownFacts,
+)
+from holdfast.dlq.store.rows import LetterEnvelope, fingerprint_of
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.analytics import fingerprints, series
 from holdfast.spark_jobs.analytics.clusters import Likeness, clusters
@@ -67,6 +80,53 @@ def test_arrow_batches_get_the_fingerprints_of_the_vectors() -> None:
         assert found.column("group_id")[row].as_py() == group, vector["name"]
         assert about[row]["fingerprint"] == vector["fingerprint"], vector["name"]
         assert about[row]["by"] == vector["by"]
+
+
+HOSTILE_TEXTS = (
+    "plain", "", 'say "text":"', '","frames":[', "back\\slash\\", 'ends in a quote"', '{"a":"b"}',
+    ',"trace":"', ',"governance":', '"failure":{', "two\nlines", "größer 17", "order 12 of a@b.de",
+    'x"},{"type":"y","text":"z"}]',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("trace", ["", 'Traceback:\n  "text":"\\'])
+@pytest.mark.parametrize("frames", [(), ("shop",), ("lib",)])
+def test_many_envelopes_get_the_fingerprints_that_the_store_gives_them(
+    frames: tuple[str, ...], trace: str
+) -> None:
+    """Cold or warm, the fingerprint is that of the whole failure, whatever a text says."""
+    chains = [[one] for one in HOSTILE_TEXTS] + [["root", "outer"], []]
+    failures = [
+        Failure(
+            stage=FailureStage.HANDLE, kind=Class.POISON, trace=trace,
+            chain=tuple(
+                ExceptionInfo(type="ValueError", text=text, frames=tuple(
+                    Frame(module=name, function="f", line=3, in_app=name == "shop")
+                    for name in frames))
+                for text in chain
+            ),
+        )
+        for chain in chains
+    ]  # fmt: skip
+    alone = failures[0]
+    failures += [
+        msgspec.structs.replace(alone, explicit="by hand"),
+        msgspec.structs.replace(alone, also=(ExceptionInfo(type="KeyError", text="k"),)),
+        msgspec.structs.replace(alone, known=KnownFacts(value="a" * 64, by="stack", hints=(),
+                                                        algorithm=rules.ALGORITHM)),
+    ]  # fmt: skip
+    envelopes = [
+        document(LetterEnvelope(coordinates=Coordinates(topic="t"), failure=one,
+                                culprit=FailedConsumer(group="g", handler="h")))
+        for one in failures
+    ]  # fmt: skip
+    own = Fingerprinter()
+    for _ in ("cold", "warm"):
+        found = own.batch(batch([*envelopes]), ()).column("group_id").to_pylist()
+        assert found == [
+            rules.group_id(fingerprint_of(one).value, "consumer_group", "topic", "handler")
+            for one in failures
+        ]
 
 
 def test_the_same_is_said_when_the_caches_are_warm() -> None:
@@ -160,10 +220,32 @@ def test_a_short_history_has_a_baseline_too(days: int) -> None:
 
 
 def test_few_failures_are_no_anomaly() -> None:
-    """Four in an hour after weeks of silence are told by alerts, not by trends."""
+    """Four in an hour after weeks of silence are told by alerts, not by trends; five are one."""
     quiet = np.zeros(28 * 24)
     quiet[300] = 4
     assert list(series.anomalies("g", quiet, 0)) == []
+    quiet[300] = 5
+    assert [one.observed for one in series.anomalies("g", quiet, 0)] == [5]
+
+
+@pytest.mark.parametrize(("a_day", "told"), [(4, []), (5, ["worse"])])
+def test_few_failures_a_day_are_no_effect_of_a_deploy(a_day: int, told: list[str]) -> None:
+    """Four a day since a deploy, where there was none, may be chance; five are told."""
+    hours = np.zeros(28 * 24)
+    hours[14 * 24 :: 24] = a_day
+    deploy = Deployed(consumer_group="g", version="2", at=14 * 86400.0)
+    assert [one.verdict for one in series.deploy_effects("x", hours, 0, [deploy])] == told
+
+
+def test_a_burst_before_a_deploy_does_not_hide_what_it_broke() -> None:
+    """The median day before counts, not the mean: one day of an outage is not the old rate."""
+    hours = np.zeros(28 * 24)
+    hours[: 14 * 24 : 24] = 10
+    hours[14 * 24 :: 24] = 40
+    hours[10 * 24] = 500
+    deploy = Deployed(consumer_group="g", version="2", at=14 * 86400.0)
+    (found,) = series.deploy_effects("x", hours, 0, [deploy])
+    assert (found.before, found.after, found.verdict) == (10, 40, "worse")
 
 
 def test_a_deploy_that_breaks_or_mends_is_told_and_one_that_does_neither_is_not() -> None:
