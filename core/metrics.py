@@ -14,11 +14,19 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
@@ -259,74 +267,138 @@ class Instruments:
 
 
 class Distribution:
-    """A histogram; Prometheus and OpenTelemetry hear the same of it."""
+    """A histogram; Prometheus and OpenTelemetry hear the same of it.
+
+    It counts by itself and shows the registry its figures when that is asked: two of them hear of
+    each message, and a `Histogram` of Prometheus is slower. Only where processes
+    share their figures by files, as that client can have them do, one is told as well.
+    """
 
     def __init__(self, definition: MetricDefinition, owner: Instruments) -> None:
         self._definition = definition
         self._owner = owner
-        self._histogram = Histogram(
-            definition.name,
-            definition.help,
-            definition.label_names,
-            buckets=definition.buckets,
-            registry=owner.registry,
-        )
+        self._shared: Histogram | None = None
         self._known: dict[tuple[str, ...], Observed] = {}
-        """Made once: `labels` of Prometheus is slow."""
+        if values.ValueClass is values.MutexValue:
+            owner.registry.register(self)
+        else:
+            self._shared = Histogram(
+                definition.name,
+                definition.help,
+                definition.label_names,
+                buckets=definition.buckets,
+                registry=owner.registry,
+            )
         if not definition.labels:
-            self._known[()] = Observed(self._histogram, definition, (), owner)
+            self.labels()
 
-    def labels(self, *values: str) -> Observed:
-        """Return the part of it that has these *values* as its labels."""
-        found = self._known.get(values)
+    def labels(self, *named: str) -> Observed:
+        """Return the part of it that has the values *named* as its labels."""
+        found = self._known.get(named)
         if found is None:
-            child = self._histogram.labels(*values)
-            found = self._known[values] = Observed(child, self._definition, values, self._owner)
+            found = self._known.setdefault(named, self._made(named))
         return found
 
     def observe(self, value: float, link: Callable[[], TraceLink | None] | None = None) -> None:
         """Note *value*, if it has no labels."""
         self._known[()].observe(value, link)
 
+    def describe(self) -> Iterable[Metric]:
+        """Return what it is, so that no other of its name is registered."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures of now."""
+        family = self._family()
+        for named, one in self._known.copy().items():
+            family.add_metric(named, *one.figures())
+        return [family]
+
+    def _family(self) -> HistogramMetricFamily:
+        known = self._definition
+        return HistogramMetricFamily(known.name, known.help, labels=known.label_names)
+
+    def _made(self, named: tuple[str, ...]) -> Observed:
+        if self._shared is None:
+            return Observed(self._definition, named, self._owner)
+        child = self._shared.labels(*named) if named else self._shared
+        return _SharedObserved(self._definition, named, self._owner, child)
+
 
 class Observed:
-    """One series of a `Distribution`."""
+    """One series of a `Distribution`; any thread may use it."""
 
-    __slots__ = ("_bounds", "_child", "_due", "_name", "_owner", "_told")
+    __slots__ = ("_bounds", "_counts", "_due", "_exemplars", "_lock", "_name", "_owner", "_sum",
+                 "_told")  # fmt: skip
 
     def __init__(
-        self,
-        child: Histogram,
-        definition: MetricDefinition,
-        values: tuple[str, ...],
-        owner: Instruments,
+        self, definition: MetricDefinition, named: tuple[str, ...], owner: Instruments
     ) -> None:
-        self._child = child
         self._name = definition.name
         self._bounds = definition.buckets
-        self._due = [0.0] * (len(self._bounds) + 1)
+        size = len(self._bounds) + 1
+        self._counts, self._sum = [0] * size, 0.0
+        self._exemplars: list[Exemplar | None] = [None] * size
+        self._due = [0.0] * size
         """From when on each bucket takes another exemplar."""
-        pairs = zip(definition.labels, values, strict=True)
+        pairs = zip(definition.labels, named, strict=True)
         self._told = {label: value for label, value in pairs if value}
         self._owner = owner
+        self._lock = threading.Lock()
 
     def observe(self, value: float, link: Callable[[], TraceLink | None] | None = None) -> None:
         """Note *value*, and now and then with its bucket the span in which it was measured."""
-        if link is None and not recorders:  # nearly always: nobody traces, nobody else listens
-            self._child.observe(value)
-            return
-        self._child.observe(value, None if link is None else self._exemplar(value, link))
+        bucket = bisect_left(self._bounds, value)
+        with self._lock:
+            self._counts[bucket] += 1
+            self._sum += value
+        if link is not None or recorders:  # hardly ever: nobody traces, nobody else listens
+            self._tell(value, bucket, link)
+
+    def figures(self) -> tuple[list[Any], float]:
+        """Return its buckets, each with all below it and its exemplar, and the sum."""
+        with self._lock:
+            counts, total, exemplars = self._counts.copy(), self._sum, self._exemplars.copy()
+        names = (*map(floatToGoString, self._bounds), "+Inf")
+        return list(zip(names, accumulate(counts), exemplars, strict=True)), total
+
+    def _tell(self, value: float, bucket: int, link: Callable[[], TraceLink | None] | None) -> None:
+        if link is not None:
+            self._keep_exemplar(value, bucket, link)
         if (record := recorders.get(self._name)) is not None:
             found = None if link is None else link()
             told = {**self._owner.attributes, **self._told}
             record(value, told, None if found is None else found.context)
 
-    def _exemplar(self, value: float, link: Callable[[], TraceLink | None]) -> Any:
-        bucket, now = bisect_left(self._bounds, value), SYSTEM_CLOCK.monotonic()
+    def _keep_exemplar(
+        self, value: float, bucket: int, link: Callable[[], TraceLink | None]
+    ) -> None:
+        now = SYSTEM_CLOCK.monotonic()
         if now < self._due[bucket] or (found := link()) is None:
-            return None
+            return
         self._due[bucket] = now + EXEMPLAR_SECONDS
-        return found.labels
+        self._exemplars[bucket] = Exemplar(found.labels, value, SYSTEM_CLOCK.now().timestamp())
+
+
+class _SharedObserved(Observed):
+    """One series that a `Histogram` of Prometheus writes to a file for all processes."""
+
+    __slots__ = ("_child",)
+
+    def __init__(
+        self,
+        definition: MetricDefinition,
+        named: tuple[str, ...],
+        owner: Instruments,
+        child: Histogram,
+    ) -> None:
+        super().__init__(definition, named, owner)
+        self._child = child
+
+    def observe(self, value: float, link: Callable[[], TraceLink | None] | None = None) -> None:
+        """Note *value*."""
+        super().observe(value, link)
+        self._child.observe(value)
 
 
 def label_text(value: str) -> str:

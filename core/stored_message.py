@@ -111,7 +111,11 @@ class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
 
 def packed(pairs: Iterable[Pair]) -> list[list[Any]]:
     """Return *pairs* as the column `headers` keeps them."""
-    return [[name, _text(value)] for name, value in pairs]
+    pairs = list(pairs)
+    try:
+        return [[name, None if value is None else value.decode()] for name, value in pairs]
+    except UnicodeDecodeError:
+        return [[name, _text(value)] for name, value in pairs]
 
 
 def unpacked(text: str) -> tuple[Pair, ...]:

@@ -25,11 +25,12 @@ from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.tracing import switch
+from holdfast.tracing.lineage import WRITE_MANY, WRITTEN_AT_ONCE, LineageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import ColumnClause, Table, TextClause
+    from sqlalchemy import ColumnClause, Insert, Table, TextClause
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -119,15 +120,31 @@ def insert_all(db: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> 
     dialect = db.dialect
     if len(rows) > 1 and dialect.name == "postgresql":
         # psycopg sends one statement per row otherwise; as arrays they take longer than as JSON.
-        command = statements("holdfast.outbox", dialect.name)[f"fill_{table.name}"]
-        command = command.bindparams(bindparam("events", type_=Text))
+        command = _filling(table.name)
         for some in _portions(rows):
-            db.execute(command, {"events": _json([_encoded(row) for row in some]).decode()})
+            db.execute(command, {"events": _events(some)})
     elif len(rows) > 1 and dialect.name == "sqlite" and dialect.insert_executemany_returning:
         several: Any = insert(table).returning(literal_column("1"))  # which joins the rows
         db.execute(several, rows, execution_options=_SQLITE_ROWS)
     else:
         db.execute(insert(table), rows)
+
+
+@cache
+def _filling(table: str) -> TextClause:
+    """Return PostgreSQL's statement that inserts many rows, which come as JSON."""
+    command = statements("holdfast.outbox", "postgresql")[f"fill_{table}"]
+    return command.bindparams(bindparam("events", type_=Text))
+
+
+@cache
+def _filling_with_lineage() -> Insert:
+    """Return the same for the outbox, with the lineage of the events: one round trip for both."""
+    return WRITE_MANY.add_cte(_filling(outbox.name).columns(_NOTHING).cte("holdfast_events"))
+
+
+def _events(rows: Sequence[dict[str, Any]]) -> str:
+    return _json([_encoded(row) for row in rows]).decode()
 
 
 def _portions(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -314,9 +331,19 @@ class _Work:
         delays = self.delays
         now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
         with too_large_told(db, self.messages):
+            if self.lineage is not None and self._is_one_statement(dialect, now):
+                told = self.lineage.told(self.messages, LineageOutcome.PUBLISHED)
+                db.execute(_filling_with_lineage(), {"events": _events(rows), **told})
+                return
             self._insert(db, dialect, rows, delays, now)
         if self.lineage is not None:
             self.lineage.published(db, self.messages)
+
+    def _is_one_statement(self, dialect: str, now: list[dict[str, Any]]) -> bool:
+        """Whether events and lineage go together: many, all due, and not too many."""
+        if dialect != "postgresql" or not 1 < len(now) <= WRITTEN_AT_ONCE:
+            return False
+        return len(now) == len(self.messages) and len(list(_portions(now))) == 1
 
     def _insert(
         self,

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.clock import SYSTEM_CLOCK
@@ -88,8 +89,7 @@ class StartedSaga:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class Came(msgspec.Struct, frozen=True, kw_only=True):
     """What came with an event: the payload of a reply or signal, or a local step's new state."""
 
     payload: bytes | None = None

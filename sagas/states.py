@@ -1,4 +1,8 @@
-"""The values of a saga's transitions: how far it is, what happens, what is to be done."""
+"""The values of a saga's transitions: how far it is, what happens, what is to be done.
+
+Those of which each transition makes several hold texts and numbers alone, so that no cycle can
+go through them: the garbage collector need not look at them (`gc=False`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ class SagaPhase(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether nothing will happen any more."""
-        return self in (SagaPhase.COMPLETED, SagaPhase.COMPENSATED)
+        return self in _FINAL
+
+
+_FINAL = frozenset({SagaPhase.COMPLETED, SagaPhase.COMPENSATED})
 
 
 class StepStatus(StrEnum):
@@ -60,7 +67,7 @@ ENDED = frozenset({StepStatus.DONE, StepStatus.SKIPPED})
 UNDOING = frozenset({StepStatus.UNDOING, StepStatus.UNDO_RETRYING, StepStatus.UNDO_PARKED})
 
 
-class StepState(msgspec.Struct, frozen=True, omit_defaults=True):
+class StepState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One step of one saga; attempts count from 1, 0 is none yet."""
 
     status: StepStatus = StepStatus.WAITING
@@ -87,7 +94,7 @@ class SagaProgress(msgspec.Struct, frozen=True):
         """The steps that wait for a human."""
         if self.phase.is_final:
             return ()
-        return tuple(name for name, step in self.steps.items() if step.status in PARKED)
+        return tuple([name for name, step in self.steps.items() if step.status in PARKED])
 
 
 class TimerKind(StrEnum):
@@ -116,7 +123,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The saga begins."""
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class Answered(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A reply has come, or a local step has run."""
 
     step: str
@@ -188,7 +195,7 @@ SagaEvent = (
 # What is to be done about it, in the same transaction.
 
 
-class SendCommand(msgspec.Struct, frozen=True, tag=True):
+class SendCommand(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Send the command of a step."""
 
     step: str
@@ -211,14 +218,14 @@ class Decide(msgspec.Struct, frozen=True, tag=True):
     attempt: int = 1
 
 
-class Accept(msgspec.Struct, frozen=True, tag=True):
+class Accept(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Take up into the state what came with the event, or with a signal that was kept."""
 
     step: str
     direction: Direction = Direction.DO
 
 
-class SetTimer(msgspec.Struct, frozen=True, tag=True):
+class SetTimer(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Let a timer fire; how late follows from the definition."""
 
     step: str
@@ -227,7 +234,7 @@ class SetTimer(msgspec.Struct, frozen=True, tag=True):
     kind: TimerKind
 
 
-class ClearTimers(msgspec.Struct, frozen=True, tag=True):
+class ClearTimers(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Remove the timers of a step, those of the whole saga where none is named."""
 
     step: str

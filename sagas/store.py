@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import Text, and_, any_, cast, delete, insert, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -67,8 +68,7 @@ class SagaConflict(StaleDelivery):
         self.revision = revision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSaga:
+class StoredSaga(msgspec.Struct, frozen=True, kw_only=True):
     """One saga as it was read."""
 
     id: str
@@ -85,8 +85,7 @@ class StoredSaga:
     traceparent: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerRow:
+class TimerRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One timer: the attempt that it belongs to, its kind, and when it fires."""
 
     step: str
@@ -96,8 +95,7 @@ class TimerRow:
     delay: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt at a step; without `ended` it has just begun."""
 
     step: str

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from holdfast.sagas.graph import Graph, Node
 
 _DO, _UNDO = Direction.DO, Direction.UNDO
+_WAITING = StepStatus.WAITING  # bound once: Python looks a member up in its class slowly
 
 
 def begin(graph: Graph) -> SagaProgress:
@@ -350,16 +351,21 @@ class _Transition:
 
     def _forward(self) -> None:
         for node in self.graph:  # in topological order: one pass reaches everything
-            step = self.steps[node.name]
-            if step.status is not StepStatus.WAITING:
-                continue
-            if all(self.steps[earlier].status in ENDED for earlier in node.after):
+            if self.steps[node.name].status is _WAITING and self._is_reached(node):
                 if self._is_chosen(node):
                     self._dispatch(node)
                 else:
                     self._put(node, status=StepStatus.SKIPPED)
-        if all(step.status in ENDED for step in self.steps.values()):
-            self._finish(SagaPhase.COMPLETED)
+        for step in self.steps.values():
+            if step.status not in ENDED:
+                return
+        self._finish(SagaPhase.COMPLETED)
+
+    def _is_reached(self, node: Node) -> bool:
+        for earlier in node.after:  # noqa: SIM110 - for every step of every transition
+            if self.steps[earlier].status not in ENDED:
+                return False
+        return True
 
     def _is_chosen(self, node: Node) -> bool:
         return all(self.steps[choice].case == case for choice, case in node.when)

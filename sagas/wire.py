@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.errors import PoisonMessage
 from holdfast.headers import Headers
@@ -33,8 +34,7 @@ ERROR = "x-saga-error"
 _MOST_ERROR = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandHeaders:
+class CommandHeaders(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a command says about the saga that sent it."""
 
     saga_id: str

@@ -83,7 +83,9 @@ def write(db: Connection, changes: Sequence[Changes]) -> None:
     if ended := [one.row.id for one in changes if _ends(one)]:
         release_all(db, ended)
     if db.dialect.name == "postgresql":
-        _clear_timers_at_once(db, changes)
+        if _sets_what_it_clears(changes):
+            # Before: of one statement PostgreSQL would do both in any order.
+            db.execute(_statement("clear_timers", "cleared"), {"cleared": _cleared(changes)})
         if _written_at_once(db, changes, changes) != len(changes):
             raise SagaConflict(changes[0].row.id, changes[0].row.revision)
         return
@@ -122,7 +124,7 @@ def add(db: Connection, one: Changes) -> None:
 
 
 def _written_at_once(db: Connection, saved: Sequence[Changes], changes: Sequence[Changes]) -> int:
-    """Write everything but the end of timers with one statement; return how many rows fitted."""
+    """Write everything with one statement; return how many rows fitted."""
     rows = {
         "sagas": [_saved_at_once(one) for one in saved],
         "ended": [
@@ -136,20 +138,29 @@ def _written_at_once(db: Connection, saved: Sequence[Changes], changes: Sequence
             for entry in one.history
         ],
     }
-    command = _statement("write", *rows)
+    command = _statement("write", *rows, "cleared")
     encoded: dict[str, Any] = {name: _json(some).decode() for name, some in rows.items()}
-    return int(db.execute(command, {**encoded, "starts": not saved}).scalar_one())
+    encoded |= {"cleared": _cleared(changes), "starts": not saved}
+    return int(db.execute(command, encoded).scalar_one())
 
 
-def _clear_timers_at_once(db: Connection, changes: Sequence[Changes]) -> None:
-    # Before new ones are set: of one statement PostgreSQL would do both in any order.
+def _sets_what_it_clears(changes: Sequence[Changes]) -> bool:
+    """Whether a timer is set anew for a step whose timers go: it may be the very same row."""
+    return any(
+        not name or due.step == name
+        for one in changes
+        for due in one.timers
+        for name, _ in one.cleared
+    )
+
+
+def _cleared(changes: Sequence[Changes]) -> str:
     cleared = [
         {"saga_id": one.row.id, "step": name, "keep": keep}
         for one in changes
         for name, keep in one.cleared
     ]
-    if cleared:
-        db.execute(_statement("clear_timers", "cleared"), {"cleared": _json(cleared).decode()})
+    return _json(cleared).decode()
 
 
 @cache

@@ -35,18 +35,17 @@ PATH: Final = "x-causation-path"
 """The header that carries the types of the events that led to this one, the first cause first."""
 _MOST_TYPE = 60
 _PRUNED_AT_ONCE = 1000
-_WRITTEN_AT_ONCE = 5000
 _json = msgspec.json.Encoder().encode
 _insert = insert(lineage).values(at=database_now())
 _SAME = ("outcome", "service", "error")
 _VARIED = ("event_id", "type", "correlation_id", "causation_id", "source", "topic", "message_key",
            "time")  # fmt: skip
 _events = (
-    func.json_to_recordset(bindparam("events", type_=Text).cast(JSON))
+    func.json_to_recordset(bindparam("told", type_=Text).cast(JSON))
     .table_valued(*(column(name, lineage.c[name].type) for name in _VARIED), name="event")
     .render_derived(with_types=True)
 )
-_insert_many = insert(lineage).from_select(
+WRITE_MANY = insert(lineage).from_select(
     [*_VARIED, *_SAME, "at"],
     select(
         *(
@@ -59,7 +58,9 @@ _insert_many = insert(lineage).from_select(
         select(database_now()).scalar_subquery(),  # asked once, not for each row
     ),
 )
-"""PostgreSQL's: many rows by one statement, the events as JSON."""
+"""PostgreSQL's: many rows by one statement, the events as JSON; what `Lineage.told` is for."""
+WRITTEN_AT_ONCE = 5000
+"""How many events `WRITE_MANY` takes."""
 
 
 class LineageOutcome(StrEnum):
@@ -174,18 +175,27 @@ class Lineage:
         outcome: LineageOutcome,
         error: str | None = None,
     ) -> None:
-        same = {
+        if len(messages) > 1 and db.dialect.name == "postgresql":
+            # psycopg sends one statement per row otherwise, which costs several times as much.
+            for start in range(0, len(messages), WRITTEN_AT_ONCE):
+                some = messages[start : start + WRITTEN_AT_ONCE]
+                db.execute(WRITE_MANY, self.told(some, outcome, error))
+        elif messages:
+            same = self._same(outcome, error)
+            db.execute(_insert, [_row(one) | same for one in messages])
+
+    def told(
+        self, messages: Sequence[Message], outcome: LineageOutcome, error: str | None = None
+    ) -> dict[str, str | None]:
+        """Return the parameters of `WRITE_MANY`, for one who sends it along with a statement."""
+        return {"told": _written(messages), **self._same(outcome, error)}
+
+    def _same(self, outcome: LineageOutcome, error: str | None) -> dict[str, str | None]:
+        return {
             "outcome": outcome.value,
             "service": self.service,
             "error": None if error is None else storable(error),
         }
-        if len(messages) > 1 and db.dialect.name == "postgresql":
-            # psycopg sends one statement per row otherwise, which costs several times as much.
-            for start in range(0, len(messages), _WRITTEN_AT_ONCE):
-                some = _written(messages[start : start + _WRITTEN_AT_ONCE])
-                db.execute(_insert_many, {"events": some, **same})
-        elif messages:
-            db.execute(_insert, [_row(one) | same for one in messages])
 
     def __repr__(self) -> str:
         return f"Lineage({self.service!r})"

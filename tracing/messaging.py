@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
     from holdfast.message import Message
+    from holdfast.metrics import Observed
     from holdfast.ports import Published
 
 log = logging.getLogger("holdfast.tracing")
@@ -77,6 +78,8 @@ class MessagingMetrics:
         self._error = BoundedLabel(MOST_TYPES, other="_OTHER")
         self._given: dict[tuple[str, ...], Counter] = {}
         self._received: dict[tuple[str, ...], Counter] = {}
+        self._plain: dict[tuple[str, ...], Observed] = {}
+        """What is told of runs without an error: known by name, so that there are few."""
 
     def sent(
         self,
@@ -144,9 +147,19 @@ class MessagingMetrics:
         link: Callable[[], TraceLink | None] | None = None,
     ) -> None:
         """Note a run of a handler for *event*s of this type, and with it the span of *link*."""
-        labels = (system, "process", self._topic(topic), group, self._event(event),
-                  self._type(error))  # fmt: skip
-        self._process.labels(*labels).observe(seconds, link)
+        found = self._plain.get((system, group, topic, event)) if error is None else None
+        if found is None:
+            found = self._ran(system, group, topic, event, error)
+        found.observe(seconds, link)
+
+    def _ran(
+        self, system: str, group: str, topic: str, event: str, error: BaseException | None
+    ) -> Observed:
+        where, what = self._topic(topic), self._event(event)
+        found = self._process.labels(system, "process", where, group, what, self._type(error))
+        if error is None and (where, what) == (topic, event):
+            self._plain[system, group, topic, event] = found
+        return found
 
     def _took(
         self, name: str, kind: str, system: str, topic: str, group: str, error: str, seconds: float

@@ -345,13 +345,7 @@ class Poller:
         gone = set(lanes)
         self._lanes.freeze(gone)
         patience = 0.0 if self._drained else self._settings.revoke_seconds
-        until = self._clock.monotonic() + patience
-        with self._lanes.idle:
-            while self._lanes.running(gone):
-                left = until - self._clock.monotonic()
-                if left <= 0:
-                    break
-                self._lanes.idle.wait(min(left, 0.5))
+        self._lanes.wait_for(gone, self._clock.monotonic() + patience)
         try:
             self.settle()
         except HoldfastError as error:

@@ -206,7 +206,7 @@ class RunQueue:
         self._gated[lane] = None
 
     def _ungate(self) -> None:
-        if self._is_testing:
+        if not self._gated or self._is_testing:
             return
         # Who has tried least goes first, then who has tried most: neither a few bad ones nor
         # those that always fail at first must be all that ever tries.

@@ -139,7 +139,8 @@ class KeyScheduler:
         self._lock = threading.RLock()
         self._lanes: dict[LaneKey, KeyQueue] = {}
         self._tray = AckBuffer()
-        self.idle = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
+        self._waiters = 0
         self.load = self._tray.load
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -274,7 +275,7 @@ class KeyScheduler:
             self._forget(gone, begun=True)
             self._tray.drop(gone)
             self._schedule.move_on()
-            self.idle.notify_all()
+            self._ended.notify_all()
 
     def forsake(self, work: Work) -> None:
         """Note that *work* is not ours any more: whatever comes of it here is not settled.
@@ -301,7 +302,7 @@ class KeyScheduler:
         """Issue nothing more; what runs may finish."""
         with self._lock:
             self._schedule.stop()
-            self.idle.notify_all()
+            self._ended.notify_all()
 
     # -- looking ---------------------------------------------------------------------
 
@@ -314,6 +315,16 @@ class KeyScheduler:
                 if work.is_running
                 and (lanes is None or (work.delivery is not None and work.delivery.lane in lanes))
             ]
+
+    def wait_for(self, lanes: Collection[Lane], until: float) -> None:
+        """Wait until nothing of *lanes* runs, or *until* a moment of the monotonic clock."""
+        with self._lock:
+            self._waiters += 1
+            try:
+                while self.running(lanes) and (left := until - self._clock.monotonic()) > 0:
+                    self._ended.wait(min(left, 0.5))
+            finally:
+                self._waiters -= 1
 
     def running_since(self, moment: float) -> list[Work]:
         """Return what has run since before *moment*, by the monotonic clock."""
@@ -362,7 +373,8 @@ class KeyScheduler:
                 else:
                     self._schedule.wait(lane, delay)
             self._schedule.move_on()
-            self.idle.notify_all()
+            if self._waiters:  # hardly ever, and each message comes by
+                self._ended.notify_all()
         self._wake()
 
     def _conclude(self, lane: KeyQueue, work: Work, step: Disposition) -> float | None:

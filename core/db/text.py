@@ -39,7 +39,9 @@ def cut(text: str | None, most: int = NAME) -> str | None:
     Escaped before it is cut, for that makes it longer; and cut before, for its length is the
     sender's choice.
     """
-    return None if text is None else plain(text[:most])[:most]
+    if text is None or (len(text) <= most and text.isascii() and "\0" not in text):
+        return text
+    return plain(text[:most])[:most]
 
 
 def storable(text: str) -> str:
@@ -63,7 +65,7 @@ def fitted(name: str, longest: int = NAME) -> str:
 
 def is_storable(text: str) -> bool:
     """Whether every database takes *text* as it is: no zero character, no lone surrogate."""
-    return "\0" not in text and is_utf8(text)
+    return "\0" not in text and (text.isascii() or is_utf8(text))
 
 
 def is_utf8(text: str) -> bool:

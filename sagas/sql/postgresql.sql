@@ -42,6 +42,11 @@ WITH saved AS (
         saga_id text, step text, direction text, attempt integer, kind text, type text,
         version integer, delay double precision)
     WHERE :starts OR saga_id IN (SELECT id FROM saved)
+), cleared AS (
+    DELETE FROM holdfast_saga_timer AS t
+    USING json_to_recordset(CAST(:cleared AS json)) AS n(saga_id text, step text, keep boolean)
+    WHERE t.saga_id = n.saga_id AND (n.step = '' OR t.step = n.step) AND t.kind <> 'reply'
+    AND NOT (n.keep AND t.kind = 'deadline')
 ), told AS (
     INSERT INTO holdfast_saga_history (saga_id, seq, at, event, effects, causation_id)
     SELECT saga_id, seq, extract(epoch FROM clock_timestamp()), convert_to(event, 'UTF8'),

@@ -7,13 +7,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, event, select
 
 from holdfast import Message
 from holdfast.db import open_database
+from holdfast.outbox import Event, Outbox
+from holdfast.outbox import create_tables as create_outbox
+from holdfast.outbox import outbox as staging
+from holdfast.outbox.schema import outbox
 from holdfast.tracing import Lineage, create_tables
 from holdfast.tracing import lineage as module
-from holdfast.tracing.lineage import LineageRecord, record_of
+from holdfast.tracing.lineage import LineageOutcome, LineageRecord, record_of
 from holdfast.tracing.schema import lineage
 
 if TYPE_CHECKING:
@@ -65,7 +69,7 @@ def test_a_batch_is_written_as_its_messages_one_by_one(
     engine: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In their order, whatever stands in them, in as many statements as it takes."""
-    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "WRITTEN_AT_ONCE", at_once)
     shop = Lineage("shop")
     with engine.begin() as db:
         for one in ODD:
@@ -77,6 +81,34 @@ def test_a_batch_is_written_as_its_messages_one_by_one(
     assert [one.event_id for one in singly[:3]] == ["evt-1", "evt-2", "evt-3"]
     assert [one.correlation_id for one in singly[:3]] == ["evt-1", "c", "evt-3"]
     assert {one.service for one in singly} == {"shop"}
+
+
+@pytest.mark.parametrize("at_once", [2, 5000])
+def test_events_are_staged_with_their_lineage(
+    engine: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same order, by one statement where PostgreSQL takes all of them at once."""
+    monkeypatch.setattr(staging, "_MOST_ROWS", at_once)
+    create_outbox(engine)
+    shop = Outbox(source="shop", lineage=Lineage("shop"))
+    events = [
+        Event(body={"number": number}, topic="orders", key=f"k{number}", type="OrderPlaced")
+        for number in range(5)
+    ]
+    sent: list[str] = []
+    with engine.begin() as db:
+        event.listen(db, "before_cursor_execute", lambda *about: sent.append(about[2]))
+        staged = shop.add_all(db, events)
+    with engine.begin() as db:
+        ids = [str(one) for one in db.scalars(select(outbox.c.id).order_by(outbox.c.seq))]
+        db.execute(delete(outbox))
+    assert ids == [one.id for one in staged]
+    found = records(engine)
+    assert [(one.event_id, one.correlation_id, one.key, one.outcome) for one in found] == [
+        (one.id, one.id, one.key_text, LineageOutcome.PUBLISHED) for one in staged
+    ]
+    if engine.dialect.name == "postgresql" and at_once > len(events):
+        assert len(sent) == 1
 
 
 def test_a_batch_that_rolls_back_leaves_nothing(engine: Engine) -> None:

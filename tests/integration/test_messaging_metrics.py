@@ -32,7 +32,7 @@ from holdfast.stored_message import StoredMessage, packed
 from holdfast.testing import Fault, ScriptedBroker, VirtualClock
 from holdfast.testing.faults import nth
 from holdfast.tracing import disable, disable_metrics, enable, enable_metrics
-from holdfast.tracing.messaging import MessagingMetrics
+from holdfast.tracing.messaging import MOST_TYPES, MessagingMetrics
 from tests.consuming import Bench, running, until
 
 if TYPE_CHECKING:
@@ -338,6 +338,26 @@ def test_what_the_broker_does_not_take_is_counted_by_error(told: Told, topic: st
         ("send", too_large): 1, ("send", down): 1,
     }  # fmt: skip
     del metrics
+    gc.collect()
+
+
+def test_types_beyond_the_bound_are_one_series_and_take_no_memory() -> None:
+    """Senders name them: each would stay for as long as the process lives."""
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    metrics = MessagingMetrics(registry)
+    for number in range(3 * MOST_TYPES):
+        metrics.processed("memory", "billing", "orders", f"type-{number}", 0.1)
+    (family,) = [one for one in registry.collect() if one.name.startswith("messaging_process")]
+    counts = {
+        one.labels["holdfast_message_type"]: one.value
+        for one in family.samples
+        if one.name.endswith("_count")
+    }
+    assert (len(counts), counts["_OTHER"]) == (MOST_TYPES + 1, 2 * MOST_TYPES)
+    assert len(metrics._plain) == MOST_TYPES
+    del metrics, registry
     gc.collect()
 
 

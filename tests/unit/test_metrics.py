@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +36,7 @@ from holdfast.tracing.spans import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 _numbers = itertools.count()
@@ -297,6 +300,55 @@ def test_the_text_format_is_as_before_unless_openmetrics_is_asked_for(trial: Tri
         assert shown.content_type == METRICS_TYPE
         assert "trace_id" not in shown.body.decode()
         assert list(text_families(shown.body.decode()))
+
+
+def test_a_histogram_shows_every_observation_of_every_thread(trial: Trial) -> None:
+    """Also of a series that several threads are the first to name."""
+    registry = CollectorRegistry()
+    sizes = Instruments(registry).histogram(trial.sizes)
+    together = threading.Barrier(8)
+
+    def observe() -> None:
+        together.wait()
+        for kind in ("toy", "book", "game"):
+            for size in (1, 5, 50):
+                sizes.labels(kind).observe(size)
+
+    threads = [threading.Thread(target=observe) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for kind in ("toy", "book", "game"):
+        shown = {
+            le: registry.get_sample_value(f"{trial.sizes.name}_bucket", {"kind": kind, "le": le})
+            for le in ("1.0", "10.0", "+Inf")
+        }
+        assert shown == {"1.0": 8, "10.0": 16, "+Inf": 24}
+        assert registry.get_sample_value(f"{trial.sizes.name}_count", {"kind": kind}) == 24
+        assert registry.get_sample_value(f"{trial.sizes.name}_sum", {"kind": kind}) == 8 * 56
+
+
+_SHARED = """
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+from holdfast import metrics
+
+declared = metrics.histogram("shared_sizes", "How large.", "kind", buckets=(1, 10))
+metrics.Instruments(CollectorRegistry()).histogram(declared).labels("toy").observe(5)
+together = CollectorRegistry()
+MultiProcessCollector(together)
+print(together.get_sample_value("shared_sizes_bucket", {"kind": "toy", "le": "10.0"}))
+"""
+
+
+def test_processes_that_share_figures_by_files_share_histograms(tmp_path: Path) -> None:
+    """As the workers of an application server do, with `PROMETHEUS_MULTIPROC_DIR`."""
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SHARED], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["1.0"]
 
 
 def test_several_registries_are_one_page(trial: Trial) -> None:
