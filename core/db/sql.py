@@ -27,7 +27,7 @@ from holdfast.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy.engine import Connection, CursorResult, Dialect
+    from sqlalchemy.engine import Connection, Dialect
     from sqlalchemy.orm import Session
 
 _LISTED = "listed"
@@ -51,9 +51,7 @@ def statements(package: str, dialect: str) -> dict[str, TextClause]:
     return {key: text(body.strip()) for key, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def executed(
-    db: Session | Connection, statement: TextClause, values: Mapping[str, Any]
-) -> CursorResult[Any]:
+def executed(db: Session | Connection, statement: TextClause, values: Mapping[str, Any]) -> Any:
     """Run one of `statements` with *values*; what the ORM and the compiler do is left out.
 
     It is spelled for its database already, and they cost more than the driver. The events and
