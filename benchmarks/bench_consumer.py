@@ -1,22 +1,31 @@
-"""The consumer: order per key against per partition, and batches against single transactions."""
+"""The consumer: against loops written by hand, order per key, batches, and what an import costs.
+
+Each side of the first figures is a process of its own (`consuming.py`) that reads the same
+topic of Kafka and has dedup and effect in one database of PostgreSQL: alternately, in one run.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from consuming import Base
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
-from figures import Figure, Goal, compare, rate
+from figures import Figure, Goal, against, compare, contest, rate
 from holdfast import Message, new_id
 from holdfast.brokers import connect
 from holdfast.consumer import Batches, Consumer, Order, create_tables
 from holdfast.db.engine import open_database
 from holdfast.idempotency import idempotent
-from tests.servers import Postgres
+from tests.servers import Kafka, Postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +47,37 @@ _BATCHED = (
 _DETAIL = f"memory broker, 1 partition, {COUNT} messages, {KEYS} keys, 32 threads, no database"
 
 
+_PROGRAM = Path(__file__).with_name("consuming.py")
+_SIDES = {
+    # kind of ours: (kind of the peer, messages, goal)
+    "single": ("single", 4_000, 1.0),
+    "batch": ("batch", 20_000, 0.35),
+    "batch-execute": ("batch", 8_000, 0.35),
+    "lists": ("batch", 20_000, 0.6),
+}
+_NAMES = {
+    "single": "one transaction each",
+    "batch": f"batch={BATCH}, session.add in a handler per message",
+    "batch-execute": f"batch={BATCH}, session.execute in a handler per message",
+    "lists": f"batch={BATCH}, lists",
+}
+_ROUNDS = 5
+_CPU = "import time, {}; print(time.process_time())"
+
+
 def figures() -> Iterator[Figure]:
-    """Measure how much one partition gains by running its keys side by side."""
+    """Measure the whole consumer beside its peers, then what its parts gain."""
+    with Kafka() as kafka, Postgres() as postgres:
+        for kind in _SIDES:
+            yield from _beside_a_loop(kind, kafka, postgres)
+    yield compare(
+        "consumer: CPU of its import / sqlalchemy.orm's",
+        ours=lambda: _imported("holdfast.consumer"),
+        peer=lambda: _imported("sqlalchemy.orm"),
+        unit="s",
+        goal=Goal(at_most=1.3),
+        detail="a process that does nothing else",
+    )
     yield compare(
         "consumer: order per key / per partition",
         ours=lambda: _handled(Order.KEY),
@@ -63,6 +101,75 @@ def figures() -> Iterator[Figure]:
                 detail=_BATCHED,
             )
         engine.dispose()
+
+
+def _beside_a_loop(kind: str, kafka: Kafka, postgres: Postgres) -> Iterator[Figure]:
+    """Yield the rate and the CPU of each message, ours against the loop written by hand."""
+    peer, count, goal = _SIDES[kind]
+    topic = _filled(kafka, count)
+    found = contest(
+        {
+            "ours": lambda: _started("ours", kind, kafka, postgres, topic, count),
+            "hand": lambda: _started("hand", peer, kafka, postgres, topic, count),
+        },
+        _ROUNDS,
+    )
+    ours, hand = found["ours"], found["hand"]
+    name = f"consumer: {_NAMES[kind]} / by hand"
+    detail = (
+        f"Kafka (confluent), 4 partitions, {count} messages of 300 bytes, dedup and one insert in "
+        "PostgreSQL; by hand: psycopg, "
+        + ("one transaction each" if peer == "single" else f"batches of {BATCH} by executemany")
+    )
+    yield against(
+        name, [one["rate"] for one in ours], [one["rate"] for one in hand],
+        unit="messages/s", goal=Goal(at_least=goal), detail=detail,
+    )  # fmt: skip
+    yield against(
+        f"{name}, CPU", [one["cpu"] * 1e6 for one in ours], [one["cpu"] * 1e6 for one in hand],
+        unit="µs/message", goal=Goal(), detail=detail,
+    )  # fmt: skip
+
+
+def _started(
+    side: str, kind: str, kafka: Kafka, postgres: Postgres, topic: str, count: int
+) -> dict[str, float]:
+    """Return what a process of its own found, on a database of its own."""
+    url = postgres.database(f"bench_{side}_{time.monotonic_ns()}")
+    engine = open_database(url)
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    argv = [sys.executable, str(_PROGRAM), side, kind, kafka.address, url, topic, str(count)]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    with engine.connect() as db:
+        (entered,) = db.exec_driver_sql("SELECT count(*) FROM entries").one()
+    engine.dispose()
+    assert entered == count, f"{entered} of {count} effects"
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _filled(kafka: Kafka, count: int) -> str:
+    """Return a new topic with *count* messages of 300 bytes."""
+    broker = connect(f"kafka+confluent://{kafka.address}")
+    topic = f"orders-{new_id()}"
+    broker.create_topic(topic, partitions=4)
+    with closing(broker.sink()) as sink:
+        for start in range(0, count, 5_000):
+            numbers = range(start, min(start + 5_000, count))
+            sink.publish([
+                Message.new(topic, _body(n), key=f"key-{n % KEYS}") for n in numbers
+            ])  # fmt: skip
+    return topic
+
+
+def _body(number: int) -> bytes:
+    return json.dumps({"n": number, "text": "x" * 280}).encode()
+
+
+def _imported(module: str) -> float:
+    argv = [sys.executable, "-c", _CPU.format(module)]
+    return float(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _entered(engine: Engine, batch: Batches | None) -> float:

@@ -48,7 +48,8 @@ class Settings:
     """`async def` handlers that run at once."""
     order: Order = Order.KEY
     batch: int = 100
-    """Messages polled at a time; also how many start marks one write covers."""
+    """Messages polled at a time, also how many start marks one write covers. Where a handler takes
+    batches, at least two of them, as far as `backlog` goes."""
     backlog: int = 500
     """Messages of one partition in memory; at this many it is paused."""
     patience: float = 5.0

@@ -246,6 +246,10 @@ class ConsumerStore:
             for topic, keys in sorted(by_topic.items())
         }
         clear = ReplayFacts(letters_seen=burials)  # of nearly every message
+        if not known and not any(found.values()):
+            for work in ordinary:
+                work.replay = clear
+            return
         for work in ordinary:
             key, has_letter = work.message.key, cut(work.message.id) in known
             passed = () if key is None else found[work.route.topic].get(key, ())

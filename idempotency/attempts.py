@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.sql import statements
+from holdfast.db.sql import executed, statements
 from holdfast.db.text import fitted, storable
 from holdfast.db.transactions import transact
 from holdfast.errors import ConfigurationError
@@ -167,9 +167,11 @@ class AttemptLog:
         """End *owner* in peace: its marks are removed and nobody is blamed."""
 
         def work(db: Any) -> None:
-            for consumer, ids in _by_consumer(db.execute(self._sql["marks_of"], {"owner": owner})):
+            for consumer, ids in _by_consumer(
+                executed(db, self._sql["marks_of"], {"owner": owner})
+            ):
                 self._finish(db, consumer, ids, owner)
-            db.execute(self._sql["bury"], {"owner": owner})
+            executed(db, self._sql["bury"], {"owner": owner})
 
         self._run(None, work)
         self._seen.pop(owner, None)
@@ -198,7 +200,7 @@ class AttemptLog:
         def work(db: Any) -> None:
             if due:
                 self._greet(db, owner)
-            db.execute(self._sql["start"], mark)
+            executed(db, self._sql["start"], mark)
 
         self._run(connection, work)
         if due:
@@ -237,7 +239,7 @@ class AttemptLog:
         if listed is None:
             return {}
         wanted = {"consumer": fitted(consumer), "ids": listed, "owner": owner}
-        rows = self._run(connection, lambda db: db.execute(self._sql["standing"], wanted).all())
+        rows = self._run(connection, lambda db: executed(db, self._sql["standing"], wanted).all())
         found: dict[str, AttemptHistory] = {}
         for row in rows:
             id_ = names[row.message_id]
@@ -308,8 +310,8 @@ class AttemptLog:
         wanted = {"consumer": fitted(consumer), "ids": listed}
 
         def work(db: Any) -> None:
-            db.execute(self._sql["settle_marks"], wanted)  # first: whoever blames holds the marks
-            db.execute(self._sql["forget"], wanted)
+            executed(db, self._sql["settle_marks"], wanted)  # first: whoever blames holds the marks
+            executed(db, self._sql["forget"], wanted)
 
         self._run(connection, work)
 
@@ -327,9 +329,9 @@ class AttemptLog:
         return pruned
 
     def _prune(self, db: Connection, age: float) -> int:
-        rows = db.execute(self._sql["old_attempts"], {"age": age, "most": _PRUNED_AT_ONCE}).all()
+        rows = executed(db, self._sql["old_attempts"], {"age": age, "most": _PRUNED_AT_ONCE}).all()
         for consumer, ids in _by_consumer(rows):
-            db.execute(self._sql["forget"], {"consumer": consumer, "ids": _listed(ids)})
+            executed(db, self._sql["forget"], {"consumer": consumer, "ids": _listed(ids)})
         return len(rows)
 
     def _run(self, connection: Any, work: Callable[[Any], T]) -> T:
@@ -341,11 +343,11 @@ class AttemptLog:
         # No lease (`core/db/lease.py`), though it has an owner and an end: the row is the owner's
         # own sign of life, made by it alone, and nobody takes it over. One that is late is not
         # fenced either: what it had begun is judged, and its next sign is a new row.
-        db.execute(self._sql["greet"], {"owner": owner, "ttl": self.owner_seconds})
+        executed(db, self._sql["greet"], {"owner": owner, "ttl": self.owner_seconds})
 
     def _finish(self, db: Any, consumer: str, ids: Iterable[str], owner: str) -> None:
         mark = {"consumer": consumer, "ids": _listed(ids), "owner": owner}
-        db.execute(self._sql["finish"], mark)
+        executed(db, self._sql["finish"], mark)
 
     def _count(
         self, connection: Any, consumer: str, message_id: str, **counts: Any
@@ -353,7 +355,7 @@ class AttemptLog:
         key = {"consumer": fitted(consumer), "id": fitted(message_id)}
 
         def work(db: Any) -> AttemptHistory:
-            db.execute(self._sql["blame"], {**_COUNTS, **key, **counts})
+            executed(db, self._sql["blame"], {**_COUNTS, **key, **counts})
             return self.standing(consumer, [message_id], connection=db)[message_id]
 
         return self._run(connection, work)
@@ -378,17 +380,19 @@ class AttemptLog:
 
     def _sweep(self, db: Any) -> list[AbandonedStart]:
         found: list[AbandonedStart] = []
-        db.execute(self._sql["adopt"], {"ttl": self.owner_seconds})
-        for owner in db.execute(self._sql["dead_owners"], {"most": _DEAD_AT_ONCE}).scalars().all():
-            begun = _by_consumer(db.execute(self._sql["marks_of"], {"owner": owner}))
+        executed(db, self._sql["adopt"], {"ttl": self.owner_seconds})
+        for owner in (
+            executed(db, self._sql["dead_owners"], {"most": _DEAD_AT_ONCE}).scalars().all()
+        ):
+            begun = _by_consumer(executed(db, self._sql["marks_of"], {"owner": owner}))
             marks: list[Any] = []
             for consumer, ids in begun:
                 mine = {"consumer": consumer, "ids": _listed(ids), "owner": owner}
-                marks += db.execute(self._sql["lock_marks"], mine).all()
+                marks += executed(db, self._sql["lock_marks"], mine).all()
             found += judged(owner, marks)
             for consumer, ids in begun:
                 self._finish(db, consumer, ids, owner)
-            db.execute(self._sql["bury"], {"owner": owner})
+            executed(db, self._sql["bury"], {"owner": owner})
         blamed = sorted(
             (orphan for orphan in found if not orphan.innocent),
             key=lambda orphan: (orphan.consumer, orphan.message_id),
@@ -396,7 +400,7 @@ class AttemptLog:
         for orphan in blamed:
             count = "crashed" if orphan.alone else "suspected"
             key = {"consumer": orphan.consumer, "id": orphan.message_id}
-            db.execute(self._sql["blame"], {**_COUNTS, **key, count: 1})
+            executed(db, self._sql["blame"], {**_COUNTS, **key, count: 1})
         return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.db.sql import statements
+from holdfast.db.sql import executed, statements
 from holdfast.errors import PoisonMessage
 from holdfast.idempotency.identity import KEY_BYTES, UNCOMPARED, consumer_key
 
@@ -135,14 +135,14 @@ def unclaim_number(session: Session | Connection, number: int, keys: Iterable[by
     ordered = sorted(set(keys))
     if ordered:
         sql, packed = _packed(session, ordered)
-        session.execute(sql["unclaim"], {"consumer": number, **packed})
+        executed(session, sql["unclaim"], {"consumer": number, **packed})
 
 
 def keep_result(session: Session | Connection, consumer: str, key: bytes, result: bytes) -> None:
     """Store what the handler returned beside its claim, for the duplicates to come."""
     sql = statements("holdfast.idempotency", _dialect(session).name)
     values = {"consumer": consumer_key(consumer), "message": key, "result": result}
-    session.execute(sql["keep_result"], values)
+    executed(session, sql["keep_result"], values)
 
 
 def _answer(
@@ -176,14 +176,14 @@ def _insert(
         packed = b"".join([item.key + item.digest for item in wanted])
         values = {"consumer": number, "packed": packed, "last": len(wanted) - 1}
         if hopeful:
-            session.execute(sql["claim_hopefully"], values)
+            executed(session, sql["claim_hopefully"], values)
             return None
-        count, fresh = session.execute(sql["claim"], values).one()
+        count, fresh = executed(session, sql["claim"], values).one()
         return None if count == len(wanted) else _split(bytes(fresh or b""))
     if dialect.name == "sqlite":
         packed = b"".join([item.key + item.digest for item in wanted])
         values = {"consumer": number, "packed": packed, "last": len(wanted) - 1}
-        fresh = set(session.execute(sql["claim"], values).scalars())
+        fresh = set(executed(session, sql["claim"], values).scalars())
     elif getattr(dialect, "is_mariadb", False):
         fresh = set(session.execute(sql["claim_returning"], _mysql(number, wanted)).scalars())
     else:
@@ -222,14 +222,14 @@ def _mysql(number: int, wanted: list[ClaimRequest]) -> dict[str, Any]:
 
 def _recall(session: Any, number: int, keys: list[bytes]) -> dict[bytes, tuple[bytes, Any]]:
     sql, packed = _packed(session, sorted(keys))
-    rows = session.execute(sql["recall"], {"consumer": number, **packed})
+    rows = executed(session, sql["recall"], {"consumer": number, **packed})
     return {bytes(key): (bytes(digest), result) for key, digest, result in rows}
 
 
 def _packed(session: Any, keys: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the statements and *keys* as the one parameter that they take apart."""
     name = _dialect(session).name
-    sql = dict(statements("holdfast.idempotency", name))
+    sql = statements("holdfast.idempotency", name)
     if name in ("mysql", "mariadb"):
         return sql, {"packed": msgspec.json.encode([key.hex() for key in keys]).decode()}
     return sql, {"packed": b"".join(keys), "last": len(keys) - 1}

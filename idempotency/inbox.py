@@ -202,12 +202,14 @@ class Inbox:
         hopeful: bool = False,
     ) -> list[Claim]:
         """Claim *items*, whose keys and digests are known already; *hopeful* as in `claim`."""
-        require_read_committed(session)
+        given: Any = session
+        db: Connection = given.connection() if hasattr(given, "get_bind") else given
+        require_read_committed(db)
         former = self.enter(session, consumer)
-        claims = claim(session, consumer, items, hopeful=hopeful and not former)
+        claims = claim(db, consumer, items, hopeful=hopeful and not former)
         if former:
-            claims = carried(session, consumer, former, items, claims)
-        note_begin(session)
+            claims = carried(db, consumer, former, items, claims)
+        note_begin(db)
         return claims
 
     def unclaim_all(

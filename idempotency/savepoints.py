@@ -85,8 +85,8 @@ def require_whole(session: Session | Connection) -> None:
 
     To be called once, before the commit: MySQL tells only by releasing the mark.
     """
-    require_live(session)
     connection = _connection(session)
+    require_live(connection)
     marked, _ = connection.info.pop(_MARK, (None, False))
     if connection.dialect.name not in _MYSQL or marked is not connection.get_transaction():
         return

@@ -239,7 +239,11 @@ class BatchAttempt:
             for message, outcome in zip(batch.messages, outcomes, strict=True)
             if outcome.is_done
         ]
-        self._store.confirm_all(session.connection(), ended)
+        db = session.connection()
+        self._store.confirm_all(db, ended)
+        # Here, so that no transaction of its own is needed: once this commits they are handled.
+        ids = [work.message.identity for work, _ in ended]
+        self._store.ledger.finished(self._route.consumer, ids, self._context.owner, connection=db)
 
 
 def _event(works: list[Work]) -> str:

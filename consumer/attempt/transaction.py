@@ -6,6 +6,7 @@ The session that a handler gets: its transaction is not its own to end.
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sqlalchemy import event
@@ -32,6 +33,7 @@ AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 
 _GUARD = "holdfast_guard"
 _MYSQL = ("mysql", "mariadb")
+_LONGEST_KEPT = 2_000  # of a statement, in memory
 
 
 class TransactionNotYours(ConfigurationError):
@@ -137,9 +139,17 @@ def _refuse_commit(connection: Connection) -> None:
 def _refuse_end(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
     if not _is_shut(connection):
         return
-    verb = ends_transaction(statement, mysql=connection.dialect.name in _MYSQL)
+    mysql = connection.dialect.name in _MYSQL
+    is_long = len(statement) > _LONGEST_KEPT
+    verb = ends_transaction(statement, mysql=mysql) if is_long else _known_verb(statement, mysql)
     if verb is not None:
         raise TransactionNotYours(verb)
+
+
+@lru_cache(maxsize=1000)
+def _known_verb(statement: str, mysql: bool) -> str | None:
+    """Return what `ends_transaction` says; handlers say the same again and again."""
+    return ends_transaction(statement, mysql=mysql)
 
 
 class Transaction(Layer):

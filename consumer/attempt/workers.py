@@ -134,9 +134,7 @@ class WorkerPool:
         except BaseException as error:  # noqa: BLE001 - told, and each runs alone
             log.critical("the consumer failed in itself: please report this\n%s",
                          traced(error, lambda _: "(withheld)"))  # fmt: skip
-        for work, step in steps:
-            self._settlement.unmark(work, step)
-        self._lanes.finish_batch(route, steps)
+        self._lanes.finish_batch(route, steps)  # the marks of what is done went with its commit
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return what *coroutine* returns on the loop; a thread waits for it."""

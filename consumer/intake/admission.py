@@ -178,6 +178,8 @@ class Admission:
         """Write what is known onto *works*; leave out those that run alone somewhere else."""
         ids = [work.message.identity for work in works]
         found = self._store.ledger.standing(consumer, ids, owner=self._owner, connection=db)
+        if not found:
+            return works  # as nearly always
         taken = []
         for work in works:
             standing = found.get(work.message.identity)

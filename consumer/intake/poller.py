@@ -59,6 +59,9 @@ class Poller:
         self._admission = admission
         self._watches_lag = watches_lag
         self._settings = settings = context.settings
+        sizes = [r.batch.batches.size for r in intake.routes.values() if r.batch is not None]
+        self._most = max(settings.batch, min(2 * max(sizes, default=0), settings.backlog))
+        """Messages polled at a time: while one batch runs, the next one comes as a whole."""
         self._clock = clock = context.clock
         self._counters = context.counters
         self._metrics = context.metrics
@@ -129,9 +132,7 @@ class Poller:
             self._apply_pauses(source)
             began, start = time.time_ns(), self._clock.monotonic()
             with switch.quiet():
-                batch = source.poll(
-                    self._settings.batch, timeout if wait is None else min(wait, timeout)
-                )
+                batch = source.poll(self._most, timeout if wait is None else min(wait, timeout))
             if batch:
                 MESSAGING.received(self._system, self._group, _topics(batch),
                                    self._clock.monotonic() - start)  # fmt: skip

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, case, delete, func, insert, select, update
+from sqlalchemy import and_, bindparam, case, delete, func, insert, select, update
 
 from holdfast.consumer.schema import held, held_key
 from holdfast.db.clock import database_now
 from holdfast.db.lease import LeaseColumns
-from holdfast.db.sql import looked_up
+from holdfast.db.sql import listed, looked_up
 from holdfast.db.text import fitted, storable
 from holdfast.errors import StaleDelivery
 from holdfast.ports import Delivery, Lane
@@ -68,11 +69,9 @@ class ParkedMessages:
         """Return those of *hashes* whose key is held."""
         if not hashes:
             return set()
-        mine = select(held_key.c.key_hash).where(
-            held_key.c.grp == self._group, held_key.c.topic == topic
-        )
-        found = looked_up(db, mine, held_key.c.key_hash, sorted(hashes))
-        return set(db.execute(select(found.c.key_hash)).scalars())
+        some = listed(db.dialect.name, sorted(hashes))
+        own = {"own_group": self._group, "own_topic": topic}
+        return set(db.execute(_held_among(db.dialect.name), {**own, **some}).scalars())
 
     def hold(self, db: Connection, key: ParkedKey, *, dlq_id: str | None, note: str) -> None:
         """Hold *key* until dead letter *dlq_id* is closed; what is parked there stays."""
@@ -258,6 +257,13 @@ class ParkedMessages:
             held_key.c.topic == key.topic,
             held_key.c.key_hash == key.key_hash,
         )
+
+
+@cache
+def _held_among(dialect: str) -> Any:
+    own = held_key.c.grp == bindparam("own_group"), held_key.c.topic == bindparam("own_topic")
+    found = looked_up(dialect, select(held_key.c.key_hash).where(*own), held_key.c.key_hash)
+    return select(found.c.key_hash)
 
 
 def _is_copy(origin: Delivery, other: Delivery) -> bool:

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, Select, Text, TextClause, cast, func, literal, select, text, true
+from sqlalchemy import (
+    JSON,
+    Select,
+    Text,
+    TextClause,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+    true,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Dialect
+    from sqlalchemy.orm import Session
 
+_LISTED = "listed"
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -38,19 +51,45 @@ def statements(package: str, dialect: str) -> dict[str, TextClause]:
     return {key: text(body.strip()) for key, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def looked_up(db: Connection, wanted: Select[Any], column: Any, values: Sequence[str]) -> Any:
-    """Return *wanted* as a relation: the rows in which the indexed *column* is one of *values*.
+def executed(db: Session | Connection, statement: TextClause, values: Mapping[str, Any]) -> Any:
+    """Run one of `statements` with *values*; what the ORM and the compiler do is left out.
 
-    PostgreSQL takes a name that it knows nothing of for one row in two hundred. On a fresh
-    table it would find all rows of a group by an index, and compare each with each value. So
-    each value is looked up by itself there, and conditions on the relation come after that.
+    It is spelled for its database already, and they cost more than the driver. The events and
+    the errors of SQLAlchemy are the same.
     """
-    if db.dialect.name != "postgresql":
-        return wanted.where(column.in_(values)).subquery("found")
-    elements = func.json_array_elements_text(cast(literal(json.dumps(values), Text), JSON))
-    listed = elements.table_valued("value").render_derived("listed")
-    found = wanted.where(column == listed.c.value).offset(0).lateral("one")
-    return select(*found.c).select_from(listed.join(found, true())).subquery("found")
+    given: Any = db
+    connection: Connection = given.connection() if hasattr(given, "get_bind") else given
+    sql, places = _spelled(statement, connection.dialect)
+    ordered: Any = values if places is None else tuple(values[name] for name in places)
+    return connection.exec_driver_sql(sql, ordered)
+
+
+@lru_cache(maxsize=500)
+def _spelled(statement: TextClause, dialect: Dialect) -> tuple[str, list[str] | None]:
+    """Return *statement* as the driver takes it, and the order of its values if that has one."""
+    compiled: Any = statement.compile(dialect=dialect)
+    return str(compiled), compiled.positiontup if compiled.positional else None
+
+
+def looked_up(dialect: str, wanted: Select[Any], column: Any) -> Any:
+    """Return *wanted* as a relation: the rows in which the indexed *column* is one of a list.
+
+    The list is bound by `listed`. PostgreSQL takes a name that it knows nothing of for one row
+    in two hundred. On a fresh table it would find all rows of a group by an index, and compare
+    each with each value. So each value is looked up by itself there, and conditions on the
+    relation come after that.
+    """
+    if dialect != "postgresql":
+        return wanted.where(column.in_(bindparam(_LISTED, expanding=True))).subquery("found")
+    elements = func.json_array_elements_text(cast(bindparam(_LISTED, type_=Text), JSON))
+    values = elements.table_valued("value").render_derived("listed")
+    found = wanted.where(column == values.c.value).offset(0).lateral("one")
+    return select(*found.c).select_from(values.join(found, true())).subquery("found")
+
+
+def listed(dialect: str, values: Sequence[str]) -> dict[str, Any]:
+    """Return *values* as the list of what `looked_up` made."""
+    return {_LISTED: json.dumps(values) if dialect == "postgresql" else list(values)}
 
 
 def insert_ignoring(db: Connection, table: Any) -> Any:

@@ -6,12 +6,13 @@ Sibling analysis: many messages of a type failing at once point to a dependency,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import and_, case, func, insert, or_, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.sql import insert_ignoring, looked_up
+from holdfast.db.sql import insert_ignoring, listed, looked_up
 from holdfast.db.text import cut, plain
 from holdfast.dlq.store.groups import newest
 from holdfast.dlq.store.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING, change_row
@@ -37,16 +38,21 @@ def closed(connection: Connection, dlq_ids: Iterable[str]) -> set[str]:
     Confirmed, discarded, or parked by a person; what a loop cap parked by itself still
     holds its key until a person decides.
     """
-    mine = select(message.c.dlq_id, message.c.state, message.c.closed_by)
+    dialect = connection.dialect.name
     resolved: set[str] = set()
     for chunk in _chunks(dlq_ids):
-        found = looked_up(connection, mine, message.c.dlq_id, chunk)
-        by_a_person = and_(found.c.state == PARKED, found.c.closed_by != SYSTEM)
-        query = select(found.c.dlq_id).where(
-            or_(found.c.state.in_((CONFIRMED, DISCARDED)), by_a_person)
+        resolved.update(
+            connection.execute(_closed_among(dialect), listed(dialect, chunk)).scalars()
         )
-        resolved.update(connection.execute(query).scalars())
     return resolved
+
+
+@cache
+def _closed_among(dialect: str) -> Any:
+    mine = select(message.c.dlq_id, message.c.state, message.c.closed_by)
+    found = looked_up(dialect, mine, message.c.dlq_id)
+    by_a_person = and_(found.c.state == PARKED, found.c.closed_by != SYSTEM)
+    return select(found.c.dlq_id).where(or_(found.c.state.in_((CONFIRMED, DISCARDED)), by_a_person))
 
 
 def close(

@@ -9,12 +9,13 @@ Positions as brokers give them: numbers that can be compared, or names that cann
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.sql import insert_ignoring, looked_up
+from holdfast.db.sql import insert_ignoring, listed, looked_up
 from holdfast.db.text import cut, plain
 from holdfast.dlq.store.rows import PENDING, key_hash
 from holdfast.dlq.store.schema import message, overtaken
@@ -80,23 +81,29 @@ def open_letters(
     names = {key_hash(key): key for key in keys}
     letters: dict[bytes, list[OpenLetter]] = {}
     hashes = sorted(name for name in names if name is not None)
-    columns = ("key_hash", "topic", "consumer_group", "state", *OpenLetter._fields)
-    mine = select(*(message.c[name] for name in columns))
+    wanted, own = _open_among(db.dialect.name), {"own_topic": cut(topic), "own_group": cut(group)}
     for start in range(0, len(hashes), _CHUNK):
-        found = looked_up(db, mine, message.c.key_hash, hashes[start : start + _CHUNK])
-        wanted = (
-            select(found.c.key_hash, *(found.c[name] for name in OpenLetter._fields))
-            .outerjoin(overtaken, overtaken.c.dlq_id == found.c.dlq_id)
-            .where(
-                found.c.topic == cut(topic),
-                found.c.consumer_group == cut(group),
-                found.c.state == PENDING,
-                overtaken.c.dlq_id.is_(None),
-            )
-        )
-        for name, *values in db.execute(wanted):
+        some = listed(db.dialect.name, hashes[start : start + _CHUNK])
+        for name, *values in db.execute(wanted, {**own, **some}):
             letters.setdefault(names[name], []).append(OpenLetter(*values))
     return letters
+
+
+@cache
+def _open_among(dialect: str) -> Any:
+    columns = ("key_hash", "topic", "consumer_group", "state", *OpenLetter._fields)
+    mine = select(*(message.c[name] for name in columns))
+    found = looked_up(dialect, mine, message.c.key_hash)
+    return (
+        select(found.c.key_hash, *(found.c[name] for name in OpenLetter._fields))
+        .outerjoin(overtaken, overtaken.c.dlq_id == found.c.dlq_id)
+        .where(
+            found.c.topic == bindparam("own_topic"),
+            found.c.consumer_group == bindparam("own_group"),
+            found.c.state == PENDING,
+            overtaken.c.dlq_id.is_(None),
+        )
+    )
 
 
 def overtake(

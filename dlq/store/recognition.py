@@ -6,10 +6,12 @@ is; earlier versions made it a part of the letter's id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from holdfast.db.sql import listed, looked_up
 from holdfast.db.text import cut, plain
 from holdfast.dlq.letter import dead_letter_id
 from holdfast.dlq.store.rows import PENDING
@@ -30,9 +32,15 @@ def with_letters(db: Connection, message_ids: Iterable[str]) -> set[str]:
     wanted = sorted({cut(one) for one in message_ids})
     found: set[str] = set()
     for start in range(0, len(wanted), _CHUNK):
-        some = letters.c.message_id.in_(wanted[start : start + _CHUNK])
-        found.update(db.execute(select(letters.c.message_id).where(some)).scalars())
+        some = listed(db.dialect.name, wanted[start : start + _CHUNK])
+        found.update(db.execute(_among(db.dialect.name), some).scalars())
     return found
+
+
+@cache
+def _among(dialect: str) -> Any:
+    mine = looked_up(dialect, select(letters.c.message_id), letters.c.message_id)
+    return select(mine.c.message_id)
 
 
 def open_letter_of(

@@ -101,6 +101,41 @@ def test_many_messages_share_one_transaction(bench: Bench, shape: str) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
+def test_the_start_marks_of_a_batch_end_with_its_commit(bench: Bench, *, whole: bool) -> None:
+    """A process that dies right after the commit leaves none of its messages under suspicion."""
+    spread(bench, 20)
+    said: dict[int, str] = {}
+    unmarked: list[bool] = []
+
+    def statement(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        driver = id(connection.connection.driver_connection)
+        said[driver] = said.get(driver, "") + statement
+
+    def commit(connection: Any) -> None:
+        text = said.pop(id(connection.connection.driver_connection), "")
+        if "INSERT INTO effects" in text:
+            unmarked.append("DELETE FROM holdfast_start" in text)
+
+    event.listen(bench.engine, "before_cursor_execute", statement)
+    event.listen(bench.engine, "commit", commit)
+    consumer = bench.consumer()
+
+    def each(order: int, session: Session) -> None:
+        bench.note(session, str(order))
+
+    def all_at_once(orders: list[int], session: Session) -> None:
+        session.execute(insert(effects), [{"what": str(order)} for order in orders])
+
+    batch = Batches(size=20, wait=0.2, whole=whole)
+    consumer.on("orders", batch=batch)(idempotent(all_at_once if whole else each))
+    with running(consumer):
+        until(lambda: bench.lag == 0, "everything acknowledged")
+    assert unmarked
+    assert all(unmarked)
+    assert bench.marks == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_poison_message_forfeits_nobody_and_holds_its_key(bench: Bench, *, whole: bool) -> None:
     """It is the one dead letter; the later ones of its key wait, all others have their effect."""
     consumer, bad = bench.consumer(), 12
