@@ -25,6 +25,7 @@ from holdfast.errors import (
     PoisonMessage,
     Transient,
 )
+from holdfast.scrubbing import told
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.decoding import delivery_of
 from holdfast.spark_jobs.secrets import revealed
@@ -173,7 +174,7 @@ class ApplyTransform:
         except (DependencyDown, Transient):
             raise  # nobody's fault: the task is begun again
         except Exception as error:  # noqa: BLE001 - somebody else's function
-            return row | {"reason": f"{type(error).__name__}: {error}"[:_MOST_REASON]}
+            return row | {"reason": told(error)[:_MOST_REASON]}
 
 
 def _require_whole(row: Mapping[str, Any]) -> None:
@@ -268,7 +269,7 @@ def _refused(rows: list[dict[str, Any]], results: list[Published]) -> list[dict[
     for row, result in zip(rows, results, strict=True):
         error = result.error
         if isinstance(error, InvalidMessage | PoisonMessage):
-            found.append(row | {"reason": f"{type(error).__name__}: {error}"[:_MOST_REASON]})
+            found.append(row | {"reason": told(error)[:_MOST_REASON]})
         elif error is not None:
             raise error
     return found

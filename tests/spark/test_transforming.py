@@ -105,6 +105,14 @@ def test_what_a_transform_refuses_stays_whole_and_has_the_reason(name: str, reas
     assert (kept.payload, kept.topic, kept.headers.text(HEADER)) == (before.payload, "orders", None)
 
 
+def test_a_reason_tells_no_secret_and_is_text_that_files_take() -> None:
+    """What a function raises may quote anything: a password, half a character."""
+    reason = applied(order(3), f"{HERE}:talkative@1")["reason"]
+    assert reason.startswith("ValueError: no charge with password=")
+    assert "hunter2" not in reason
+    assert reason.encode()
+
+
 def test_a_tombstone_passes_as_it_is_and_a_payload_that_is_no_json_is_given_as_bytes() -> None:
     """A deletion has nothing to transform; a function may refuse bytes."""
     assert message_in(applied(order(1).with_(payload=None), CENTS)).payload is None
