@@ -25,6 +25,11 @@ def lenient_cents(order: dict[str, Any]) -> dict[str, Any]:
     return {**order, "amount": order.get("amount", 0) * 100}
 
 
+def talkative(_order: dict[str, Any]) -> None:
+    """Quote what it should keep to itself."""
+    raise ValueError("no charge with password=hunter2 for \ud800")
+
+
 def forgetful(order: dict[str, Any]) -> None:
     """Forget to return what it has made."""
     order["amount"] = 0
