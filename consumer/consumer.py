@@ -250,10 +250,11 @@ class Consumer:
                 ended = threading.Event()
                 closing.callback(ended.set)
                 closing.enter_context(signals_heard(partial(self._asked, run, ended)))
-                # The process is the consumer's: what its imports made need not be looked at by
-                # each full collection of garbage, which the messages in hand bring about.
-                gc.freeze()
-                closing.callback(gc.unfreeze)
+                if not until_idle and not gc.get_freeze_count():
+                    # The process is the consumer's: what its imports made need not be looked at
+                    # by each full collection of garbage, which the messages in hand bring about.
+                    gc.freeze()
+                    closing.callback(gc.unfreeze)
             self._run = run  # after the signals: whom a probe tells of it may end it
             closing.callback(setattr, self, "_run", None)
             if self._stopped.is_set():

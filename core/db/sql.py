@@ -54,8 +54,8 @@ def statements(package: str, dialect: str) -> dict[str, TextClause]:
 def executed(db: Session | Connection, statement: TextClause, values: Mapping[str, Any]) -> Any:
     """Run one of `statements` with *values*; what the ORM and the compiler do is left out.
 
-    It is spelled for its database already, and they cost more than the driver. The events and
-    the errors of SQLAlchemy are the same.
+    It is spelled for its database already, and they cost more than the driver. SQLAlchemy's
+    events of cursors and its errors are the same.
     """
     given: Any = db
     connection: Connection = given.connection() if hasattr(given, "get_bind") else given
@@ -89,7 +89,10 @@ def looked_up(dialect: str, wanted: Select[Any], column: Any) -> Any:
 
 def listed(dialect: str, values: Sequence[str]) -> dict[str, Any]:
     """Return *values* as the list of what `looked_up` made."""
-    return {_LISTED: json.dumps(values) if dialect == "postgresql" else list(values)}
+    if dialect != "postgresql":
+        return {_LISTED: list(values)}
+    # Not escaped: what a database's own encoding cannot hold would be refused, not just unknown.
+    return {_LISTED: json.dumps(values, ensure_ascii=False)}
 
 
 def insert_ignoring(db: Connection, table: Any) -> Any:

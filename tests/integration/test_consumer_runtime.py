@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
 from holdfast import ConfigurationError, Message, PoisonMessage, Transient, current_message
+from holdfast.brokers import connect
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Attempt, Consumer, HandlerEnding, Order
 from holdfast.consumer.schema import held_key
@@ -897,3 +899,22 @@ def test_what_a_handler_sends_on_during_a_replay_is_for_everybody(
     assert sorted(bench.effects) == ["made acme False", "sent acme False", "staged acme False"]
     assert seen == [(True, "acme")]
     assert "passes them over" not in caplog.text
+
+
+@pytest.mark.parametrize("until_idle", [True, False])
+def test_garbage_of_a_former_run_is_collected(until_idle: bool) -> None:
+    """Only a run that goes on leaves the imports out, and it leaves nothing behind."""
+    frozen: list[int] = []
+    broker = connect("memory:")
+    broker.create_topic("orders")
+    consumer = Consumer(broker, group="g")
+
+    @consumer.on("orders")
+    def handle(_order: str) -> None:
+        frozen.append(gc.get_freeze_count())
+        consumer.stop()
+
+    broker.sink().publish([Message.new("orders", b"1", key="k")])
+    consumer.run(until_idle=until_idle)
+    assert [count > 0 for count in frozen] == [not until_idle]
+    assert gc.get_freeze_count() == 0
