@@ -8,14 +8,19 @@ and at least twice as often as among the healthy, is a pattern; its lift says ho
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.analytics.inputs import specs_of
 from holdfast.spark_jobs.analytics.payloads import FACTS_DDL, counted_facts
-from holdfast.spark_jobs.analytics.results import EVERYTHING, Ran, Scope
+from holdfast.spark_jobs.analytics.results import (
+    EVERYTHING,
+    PoisonPattern,
+    PoisonResult,
+    Ran,
+    Scope,
+)
 from holdfast.spark_jobs.errors import translated
 
 if TYPE_CHECKING:
@@ -28,42 +33,6 @@ FEWEST = 20
 """Smaller groups have no patterns: chance would make them."""
 _SHARE, _LIFT = 0.5, 2.0
 _PER_GROUP, _MOST = 5, 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoisonPattern:
-    """A field of the failed payloads of one group that sets them apart."""
-
-    group_id: str
-    title: str
-    consumer_group: str
-    path: str
-    what: str
-    """value, or missing."""
-    value: str
-    failed: float
-    """The share of the group's payloads."""
-    healthy: float
-    """The share of the healthy payloads."""
-    lift: float
-    support: int
-    """How many failed payloads of the group have it."""
-
-    @property
-    def told(self) -> str:
-        """The pattern in words."""
-        if self.what == "missing":
-            return f"{self.path} is missing"
-        return f"{self.path} = {self.value}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoisonResult:
-    """The patterns, strongest first within the largest groups."""
-
-    ran: Ran
-    healthy: int
-    patterns: tuple[PoisonPattern, ...]
 
 
 def poison_patterns(

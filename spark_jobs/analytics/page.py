@@ -11,20 +11,20 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from holdfast.spark_jobs.analytics.contrast import PoisonResult
 from holdfast.spark_jobs.analytics.results import (
     HOUR,
     BlastResult,
+    PoisonResult,
     Ran,
     TrendsResult,
     TriageResult,
+    UsageResult,
 )
-from holdfast.spark_jobs.analytics.usage import UsageResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.spark_jobs.analytics.usage import FieldUsage
+    from holdfast.spark_jobs.analytics.results import FieldUsage
 
 Result = TriageResult | TrendsResult | BlastResult | PoisonResult | UsageResult
 _MOST_ROWS, _MOST_BARS, _MOST_FIELDS = 25, 10, 200

@@ -1,4 +1,4 @@
-"""What triage, trends and blast radius answer: the same values whichever engine ran."""
+"""What the analytics answer: the same values whichever engine ran."""
 
 from __future__ import annotations
 
@@ -208,3 +208,67 @@ class BlastResult:
     groups: tuple[GroupRadius, ...]
     by_tenant: tuple[TenantRadius, ...]
     groups_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonPattern:
+    """A field of the failed payloads of one group that sets them apart."""
+
+    group_id: str
+    title: str
+    consumer_group: str
+    path: str
+    what: str
+    """value, or missing."""
+    value: str
+    failed: float
+    """The share of the group's payloads."""
+    healthy: float
+    """The share of the healthy payloads."""
+    lift: float
+    support: int
+    """How many failed payloads of the group have it."""
+
+    @property
+    def told(self) -> str:
+        """The pattern in words."""
+        if self.what == "missing":
+            return f"{self.path} is missing"
+        return f"{self.path} = {self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonResult:
+    """The patterns, strongest first within the largest groups."""
+
+    ran: Ran
+    healthy: int
+    patterns: tuple[PoisonPattern, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldUsage:
+    """A type, a version of it, or a field: how often, since when, last when."""
+
+    type: str
+    version: str
+    path: str
+    """Empty for the version itself."""
+    kind: str
+    """`event`, or the JSON type of the field."""
+    count: int
+    share: float
+    """Of the events of that type and version."""
+    first: float | None
+    last: float | None
+    unused: bool
+    """Not seen in the last days that were asked about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageResult:
+    """What occurs, by type and version."""
+
+    ran: Ran
+    fields: tuple[FieldUsage, ...]
+    unused_days: float

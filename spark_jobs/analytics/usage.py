@@ -7,11 +7,10 @@ the measure, not today's date, for an archive may be old.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.spark_jobs.analytics.payloads import USAGE_DDL, counted_usage
-from holdfast.spark_jobs.analytics.results import EVERYTHING, Ran, Scope
+from holdfast.spark_jobs.analytics.results import EVERYTHING, FieldUsage, Ran, Scope, UsageResult
 from holdfast.spark_jobs.errors import translated
 
 if TYPE_CHECKING:
@@ -20,34 +19,6 @@ if TYPE_CHECKING:
 
 _MOST = 5_000
 DAY = 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldUsage:
-    """A type, a version of it, or a field: how often, since when, last when."""
-
-    type: str
-    version: str
-    path: str
-    """Empty for the version itself."""
-    kind: str
-    """`event`, or the JSON type of the field."""
-    count: int
-    share: float
-    """Of the events of that type and version."""
-    first: float | None
-    last: float | None
-    unused: bool
-    """Not seen in the last days that were asked about."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageResult:
-    """What occurs, by type and version."""
-
-    ran: Ran
-    fields: tuple[FieldUsage, ...]
-    unused_days: float
 
 
 def schema_usage(

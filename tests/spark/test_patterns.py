@@ -10,10 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.cli import main
-from holdfast.spark_jobs.analytics.contrast import PoisonPattern, PoisonResult
 from holdfast.spark_jobs.analytics.page import page
-from holdfast.spark_jobs.analytics.results import Ran
-from holdfast.spark_jobs.analytics.usage import FieldUsage, UsageResult
+from holdfast.spark_jobs.analytics.results import (
+    FieldUsage,
+    PoisonPattern,
+    PoisonResult,
+    Ran,
+    UsageResult,
+)
 from tests.dead_letters import failed
 from tests.spark_letters import files_of, lettered
 
