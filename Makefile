@@ -49,7 +49,8 @@ servers: $(DEV) ## install the real servers that the tests start
 	@$(BIN)/python tests/servers/install.py
 
 quick: $(DEV) ## the tests that need no server and start no programs
-	$(BIN)/python -m pytest -m "not chaos" --quick -n 2 --dist worksteal $(ARGS)
+	$(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm) \
+	  $(BIN)/python -m pytest -m "not chaos" --quick -n $(WORKERS) --dist worksteal $(ARGS)
 
 test: $(DEV) servers ## install everything, start the real servers, run every test
 	$(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

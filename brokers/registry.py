@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def schemes() -> list[str]:
     return sorted(_adapters())
 
 
+@cache  # every distribution on the path is read for it
 def _adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 

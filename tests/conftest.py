@@ -59,6 +59,7 @@ PROGRAMS = (
     "test_saga_participant",
     "test_servers",
     "test_signals",
+    "test_spark_cluster",
     "test_sqlite_processes",
     "test_testing_plugin",
 )
@@ -72,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_controller = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
     if config.getoption("quick") and not is_controller:
         sys.addaudithook(_refuse_programs)
+        settings.register_profile("quick", settings.get_profile("holdfast"), max_examples=25)
+        settings.load_profile("quick")
 
 
 def _refuse_programs(event: str, args: tuple[Any, ...]) -> None:

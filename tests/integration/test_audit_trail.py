@@ -27,7 +27,6 @@ from sqlalchemy import (
     update,
 )
 
-from holdfast.cli.migrations import Migrations
 from holdfast.cli.migrations.history import VERSION_TABLE
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.consumer.parking.admin import ParkingAdmin
@@ -49,6 +48,7 @@ from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError
 from holdfast.testing import VirtualClock
 from tests.dead_letters import KINDS
+from tests.migrated import migrated
 from tests.shell import shell
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]
     else:
         url = request.getfixturevalue(request.param).database("trail")
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield engine
     engine.dispose()
 
@@ -178,7 +178,7 @@ def test_a_pruned_trail_says_where_it_begins(database: Engine) -> None:
 def test_the_trails_of_older_versions_become_one(database: Engine) -> None:
     """The chain of the dead letters stays as it was, so a kept head stays true; others follow."""
     _rewind(database)
-    Migrations(database).upgrade()
+    migrated(database)
     with database.connect() as db:
         found = entries(db)
         verdict = verify(db)
@@ -239,7 +239,7 @@ def test_the_account_is_the_systems_word_whatever_the_environment_says(tmp_path:
     """$LOGNAME names nobody else; the command shows the whole trail and checks it."""
     url = f"sqlite:///{tmp_path}/a.db"
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     Audit().record(engine, ADA, "outbox.skip", "event 1")
     pretended = {"LOGNAME": "mallory", "USER": "mallory", "LNAME": "mallory", "USERNAME": "mallory"}
     prune = ("outbox", "prune", "--database", url, "--reason", "x", "--older-than", "1d", "--yes")

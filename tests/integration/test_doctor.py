@@ -14,7 +14,6 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations
 from holdfast.clock import SystemClock
 from holdfast.db.audit import Operator
 from holdfast.db.engine import open_database
@@ -23,6 +22,7 @@ from holdfast.outbox.doctor import Doctor, Finding, Limits, Severity
 from holdfast.outbox.parked import ParkedKeys, ParkedSelection
 from holdfast.outbox.relay.monitoring import default_slot
 from holdfast.testing import wait_until
+from tests.migrated import migrated
 from tests.shell import shell
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     else:
         url = request.getfixturevalue(request.param).database("doctored")
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield engine
     engine.dispose()
 
@@ -54,7 +54,7 @@ def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 def pg(postgres: Postgres) -> Iterator[Engine]:
     """Open an empty outbox on PostgreSQL, and leave no slot behind."""
     engine = open_database(postgres.database("doctored_pg"))
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield engine
     with engine.begin() as db:
         mine = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database"
@@ -430,7 +430,7 @@ def test_the_command_exits_by_the_worst_finding(tmp_path: Path) -> None:
     assert (code, findings[0]["severity"]) == (1, "critical")
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     with relay(engine):
         code, findings = run(url, "--broker", f"sqlite:///{tmp_path}/broker.db")
         assert code == 0, [f for f in findings if f["severity"] != "ok"]

@@ -12,13 +12,13 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations
 from holdfast.db.audit import OUTBOX, Audit, AuditEntry, Operator, entries
 from holdfast.db.engine import open_database
 from holdfast.errors import ConfigurationError, InvalidMessage
 from holdfast.outbox import Event, LeaseEngine, Outbox, Relay
 from holdfast.outbox.parked import EventEdit, EventNotParked, ParkedKeys, ParkedSelection
 from holdfast.testing import VirtualClock
+from tests.migrated import migrated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Shop:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.engine = open_database(url)
-        Migrations(self.engine).upgrade()
+        migrated(self.engine)
         self.parked = ParkedKeys(self.engine)
         self._broker = connect(f"sqlite:///{folder}/broker.db?max_message=2000")
 

@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, select, update
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations
 from holdfast.clock import SystemClock
 from holdfast.db.audit import Operator, entries, verify
 from holdfast.db.engine import open_database
@@ -47,6 +46,7 @@ from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
 from holdfast.testing import VirtualClock, wait_until
+from tests.migrated import migrated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,7 +200,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     else:
         url = request.getfixturevalue(request.param).database("replay")
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield Shop(engine, tmp_path)
     engine.dispose()
 
@@ -209,7 +209,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
 def small(tmp_path: Path) -> Iterator[Shop]:
     """Open a shop on SQLite, where the database makes no difference."""
     engine = open_database(f"sqlite:///{tmp_path}/shop.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield Shop(engine, tmp_path)
     engine.dispose()
 
@@ -703,7 +703,7 @@ def test_a_letter_that_is_closed_while_the_plan_is_made_is_left_out(
 ) -> None:
     """The claim looks again under a lock; who closes letters locks them, then looks at claims."""
     engine = open_database(request.getfixturevalue(server).database("replay"))
-    Migrations(engine).upgrade()
+    migrated(engine)
     shop = Shop(engine, tmp_path)
     shop.fail(3)
 

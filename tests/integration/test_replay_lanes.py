@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations
 from holdfast.db.audit import verify
 from holdfast.db.engine import open_database
 from holdfast.dlq.replay import (
@@ -52,6 +51,7 @@ from holdfast.errors import BrokerDown
 from holdfast.testing import VirtualClock, wait_until
 from tests.dead_letters import emptied, opened
 from tests.integration.test_replay import ADA, BOB, QUICK, Shop, effects
+from tests.migrated import migrated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ PACE = Pace(batch=5, lease_seconds=2.0, poll_seconds=0.02)
 def small(tmp_path: Path) -> Iterator[Shop]:
     """Open a shop on SQLite, where the database makes no difference."""
     engine = open_database(f"sqlite:///{tmp_path}/shop.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield Shop(engine, tmp_path)
     engine.dispose()
 

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast.brokers import connect
-from holdfast.cli.migrations import Migrations
 from holdfast.db.audit import Operator
 from holdfast.db.engine import open_database
 from holdfast.dlq.replay import (
@@ -31,6 +30,7 @@ from holdfast.dlq.store.schema import audit
 from holdfast.testing import VirtualClock, wait_until
 from tests.dead_letters import count
 from tests.integration.test_replay import ADA, BOB, FAST, Broken, Shop
+from tests.migrated import migrated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ AT_ONCE = ReplayOptions(policy=StopPolicy(canary=0, ramp=()))
 def shop(tmp_path: Path) -> Iterator[Shop]:
     """Open a shop on SQLite, where the database makes no difference."""
     engine = open_database(f"sqlite:///{tmp_path}/shop.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield Shop(engine, tmp_path)
     engine.dispose()
 

@@ -17,6 +17,7 @@ from holdfast.errors import ConfigurationError, NotFound
 from holdfast.sagas import DuplicateSaga, Saga, Sagas
 from holdfast.sagas.schema import timer
 from holdfast.testing import VirtualClock
+from tests.migrated import migrated
 from tests.orchestrating import FAST, OrderState, Ship, Shop, StockReserved, effects, order_saga
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def test_a_participant_that_never_answers_costs_its_attempts_and_no_more(
 def test_tables_of_a_newer_version_are_not_touched(tmp_path: Path) -> None:
     """The migrations say what to install; what an older program can still read, it reads."""
     engine = open_database(f"sqlite:///{tmp_path}/newer.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     with engine.begin() as db:
         newer = "SET version_num = 'sagas_9999' WHERE version_num LIKE 'sagas%'"
         assert db.execute(text(f"UPDATE {VERSION_TABLE} {newer}")).rowcount == 1

@@ -11,13 +11,13 @@ from sqlalchemy import Column, Integer, MetaData, Table, delete, func, insert, s
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers are asked for their annotations
 
-from holdfast.cli.migrations import Migrations
 from holdfast.consumer.handlers.trial import Trial
 from holdfast.db.engine import open_database
 from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.replay import Selection
 from holdfast.dlq.replay.simulation import Escaped, Named, cases, simulate
 from holdfast.message import Message
+from tests.migrated import migrated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def engine(
     else:
         url = request.getfixturevalue(request.param).database("simulation")
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     charges.metadata.create_all(engine)
     for n in range(5):
         message = Message.new("orders", b'{"n":%d}' % n, key=f"k{n}")

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from holdfast import Message
 from holdfast.brokers import connect
 from holdfast.brokers.doctor import judged_copies
-from holdfast.cli.migrations import Migrations
 from holdfast.consumer.doctor import judged_lag
 from holdfast.consumer.lag import LaneLag
 from holdfast.consumer.schema import circuit, held_key
@@ -31,6 +30,7 @@ from holdfast.sagas.schema import saga
 from holdfast.status import Examination, LookBounds, SchemaVersion, examine
 from holdfast.testing import wait_until
 from tests.dead_letters import letter
+from tests.migrated import migrated
 from tests.shell import shell
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     else:
         url = request.getfixturevalue(request.param).database("status")
     engine = open_database(url)
-    Migrations(engine).upgrade()
+    migrated(engine)
     yield engine
     engine.dispose()
 
@@ -146,7 +146,7 @@ def test_an_old_schema_is_named(shop: Engine) -> None:
 def test_what_may_not_be_read_is_named_and_the_rest_is_seen(postgres: Postgres) -> None:
     """A role without rights on one table sees the others; there is no traceback."""
     engine = open_database(postgres.database("status_rights"))
-    Migrations(engine).upgrade()
+    migrated(engine)
     with engine.begin() as db:
         db.execute(text("DROP ROLE IF EXISTS onlooker"))
         db.execute(text("CREATE ROLE onlooker LOGIN"))
@@ -169,7 +169,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_seen(postgres: Postgres) 
 def test_a_look_that_hangs_is_given_up_and_the_rest_is_seen(postgres: Postgres) -> None:
     """Somebody has locked a table; the answer comes all the same, and says what is missing."""
     engine = open_database(postgres.database("status_locked"))
-    Migrations(engine).upgrade()
+    migrated(engine)
     with engine.begin() as db:
         db.execute(text("LOCK TABLE holdfast_saga IN ACCESS EXCLUSIVE MODE"))
         found = examine(engine, bounds=LookBounds(seconds=30.0))
@@ -188,7 +188,7 @@ def _looking() -> list[str]:
 def test_a_broker_that_is_down_is_named_and_the_database_is_seen(tmp_path: Path) -> None:
     """And so the other way round; the exit code says that something is down."""
     engine = open_database(f"sqlite:///{tmp_path}/shop.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     engine.dispose()
     words = ("--within", "60s", "--json")
     urls = {"HOLDFAST_DATABASE": "sqlite:///shop.db", "HOLDFAST_BROKER": "redis://127.0.0.1:1/0"}
@@ -238,7 +238,7 @@ def test_copies_are_judged_by_what_a_lost_broker_takes_with_it() -> None:
 def test_a_group_that_nobody_reads_for_is_named(tmp_path: Path) -> None:
     """Its lag is told by the broker; the group is known from the inbox."""
     engine = open_database(f"sqlite:///{tmp_path}/shop.db")
-    Migrations(engine).upgrade()
+    migrated(engine)
     with Session(engine) as session, session.begin():
         Inbox(window="14d").claim(session, "billing/orders", "1")
     url = f"sqlite:///{tmp_path}/broker.db"

@@ -40,7 +40,7 @@ LARGE = 1_000_000
 SMALL = 3_000
 SECONDS = 8.0
 """CPU time for 1 MB; what is quadratic takes minutes, what is exponential never ends."""
-QUICK = 4
+QUICK = 20
 """By so much less is tried in a quick run."""
 _METHODS = frozenset(
     {"search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}

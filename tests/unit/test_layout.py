@@ -48,12 +48,14 @@ def _sqlalchemy(tree: ast.AST) -> set[str]:
 def _cycles(imports: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that import each other, one way or another."""
     left = {name: set(others) for name, others in imports.items()}
+    back: dict[str, set[str]] = {name: set() for name in left}
+    for name, others in left.items():
+        for one in others & back.keys():
+            back[one].add(name)
     found: list[list[str]] = []
     while left:
         name = min(left)
-        behind = _reached(name, left)
-        before = _reached(name, {one: {by for by in left if one in left[by]} for one in left})
-        group = behind & before
+        group = _reached(name, left) & _reached(name, {one: back[one] for one in left})
         if len(group) > 1:
             found.append(sorted(group))
         left = {one: others - group for one, others in left.items() if one not in group}

@@ -186,6 +186,7 @@ def test_what_nobody_uses_any_more_is_not_told(trial: Trial) -> None:
     assert told.points(trial.waiting) == []
 
 
+@pytest.mark.programs
 def test_off_loads_nothing_of_opentelemetrys_metrics() -> None:
     """A consumer and a relay that nobody asked to tell more."""
     code = (
@@ -342,6 +343,7 @@ print(together.get_sample_value("shared_sizes_bucket", {"kind": "toy", "le": "10
 """
 
 
+@pytest.mark.programs
 def test_processes_that_share_figures_by_files_share_histograms(tmp_path: Path) -> None:
     """As the workers of an application server do, with `PROMETHEUS_MULTIPROC_DIR`."""
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
