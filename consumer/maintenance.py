@@ -88,11 +88,11 @@ class Maintenance:
         for sharing in self._sharing:
             with translated():
                 sharing.refresh()
-        if self._settings.parks:
+        if self._settings.parks and self._store.read(self._count):
             self._store.run(self._release_closed)
             for key, rows in self._store.run(self._due).items():
                 self._take_up(key, rows, admit)
-            self._store.run(self._count)
+            self._store.read(self._count)
 
     def _prune(self) -> None:
         """Prune for a moment: the intake waits meanwhile. What is left goes the next time."""
@@ -155,11 +155,13 @@ class Maintenance:
             self._lanes.reserve(works)
             admit(works)
 
-    def _count(self, db: Connection) -> None:
+    def _count(self, db: Connection) -> int:
+        """Show how much is held, and return how many keys."""
         keys, parked, self.retrying = self._store.held.totals(db, self._routes)
         self._store.held_total = parked
         self._metrics.held_keys.set(keys)
         self._metrics.parked.set(parked)
+        return keys
 
 
 def lane_key(key: ParkedKey) -> LaneKey:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import exists, select, update
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from holdfast.consumer.parking.store import ParkedKey, ParkedMessages, hash_of
 from holdfast.consumer.scheduling.work import ReplayFacts
-from holdfast.db.errors import DatabaseDown
+from holdfast.db.errors import DatabaseDown, is_deadlock
+from holdfast.db.sql import executed, statements
 from holdfast.db.text import ascii_only, cut, fitted
 from holdfast.db.transactions import transact
 from holdfast.dlq import closed
@@ -27,9 +29,11 @@ from holdfast.dlq.replay.admission import (
 from holdfast.dlq.replay.outcomes import confirmed, handled_after_all
 from holdfast.dlq.store.overtaking import open_letters, overtake
 from holdfast.dlq.store.recognition import open_letter_of, with_letters
+from holdfast.dlq.store.rows import key_hash
 from holdfast.errors import DependencyDown
 from holdfast.headers import REPLAY_GROUP, ReplayHeaders, replay_topic
 from holdfast.idempotency import AttemptLog
+from holdfast.idempotency.attempts import listed_ids
 from holdfast.idempotency.idempotent import Idempotent
 from holdfast.idempotency.leased import Leased
 from holdfast.idempotency.schema import attempt, inbox, roster
@@ -75,6 +79,59 @@ class ConsumerStore:
         self._settings = settings
         self._lineage = settings.lineage
         self._clock = clock
+        self._at_once: Engine | None = None
+        if engine.dialect.name == "postgresql":
+            self._at_once = engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._sql = statements("holdfast.consumer", engine.dialect.name)
+
+    def begun(self, works: Sequence[Work], ended: Collection[str], owner: str) -> bool:
+        """Mark *works*, of one handler, as begun, in one round trip; remove the marks of *ended*.
+
+        False where something is known of one of them, or might be: nothing is marked then, and
+        each has to be looked up. No work may be among *ended*.
+        """
+        if self._at_once is None or self.ledger.owes_sign(owner):
+            return False
+        if any(work.row is not None or REPLAY_GROUP in work.message.headers for work in works):
+            return False
+        route, messages = works[0].route, [work.message for work in works]
+        burials = self.burials
+        lists: dict[str, set[str | None]] = {
+            "lanes": {hash_of(work.key, work.message.id) for work in works},
+            "names": {cut(one.id) for one in messages},
+            "keys": {key_hash(one.key) for one in messages if one.key is not None},
+        }
+        values = {
+            "consumer": fitted(route.consumer),
+            "owner": owner,
+            "ids": listed_ids(one.identity for one in messages),
+            "ended": listed_ids(ended) or "[]",
+            "grp": self._group,
+            "topic": route.topic,
+            "own_group": cut(self._group),
+            "own_topic": cut(route.topic),
+            **{name: json.dumps(list(found), ensure_ascii=False) for name, found in lists.items()},
+        }
+        with translated():
+            try:
+                with self._at_once.connect() as db:
+                    known = executed(db, self._sql["begin_unless_known"], values).scalar_one()
+            except DBAPIError as error:
+                if is_deadlock(error):
+                    return False
+                raise
+        if not known:
+            clear = ReplayFacts(letters_seen=burials)
+            for work in works:
+                work.replay = clear
+        return not known
+
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """Return what one *query* finds; where it can be, without a transaction around it."""
+        if self._at_once is None:
+            return self.run(query)
+        with translated(), self._at_once.connect() as db:
+            return query(db)
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Return what *work* returns in a transaction of its own."""

@@ -163,6 +163,11 @@ class AttemptLog:
         self._run(connection, lambda db: self._greet(db, owner))
         self._seen[owner] = asked
 
+    def owes_sign(self, owner: str) -> bool:
+        """Whether *owner* has to give a sign of life before it begins anything."""
+        last = self._seen.get(owner, float("-inf"))
+        return self._clock.monotonic() - last > self.owner_seconds / 3
+
     def depart(self, owner: str) -> None:
         """End *owner* in peace: its marks are removed and nobody is blamed."""
 
@@ -190,11 +195,10 @@ class AttemptLog:
         With *alone* the caller promises that no handler runs in this process until the message
         is finished, but those of messages marked so. It may turn an earlier mark into such a one.
         """
-        listed = _listed(ids)
+        listed = listed_ids(ids)
         if listed is None:
             return
-        asked = self._clock.monotonic()
-        due = asked - self._seen.get(owner, float("-inf")) > self.owner_seconds / 3
+        asked, due = self._clock.monotonic(), self.owes_sign(owner)
         mark = {"consumer": fitted(consumer), "ids": listed, "owner": owner, "alone": int(alone)}
 
         def work(db: Any) -> None:
@@ -235,7 +239,7 @@ class AttemptLog:
         Marks of *owner* itself do not count as begun by others.
         """
         names = {fitted(id_): id_ for id_ in ids}
-        listed = _listed(names)
+        listed = listed_ids(names)
         if listed is None:
             return {}
         wanted = {"consumer": fitted(consumer), "ids": listed, "owner": owner}
@@ -304,7 +308,7 @@ class AttemptLog:
         Also what dead processes may be found to have begun of them later, or are just being
         found to: whoever finds them and this one wait for each other.
         """
-        listed = _listed(ids)
+        listed = listed_ids(ids)
         if listed is None:
             return
         wanted = {"consumer": fitted(consumer), "ids": listed}
@@ -331,7 +335,7 @@ class AttemptLog:
     def _prune(self, db: Connection, age: float) -> int:
         rows = executed(db, self._sql["old_attempts"], {"age": age, "most": _PRUNED_AT_ONCE}).all()
         for consumer, ids in _by_consumer(rows):
-            executed(db, self._sql["forget"], {"consumer": consumer, "ids": _listed(ids)})
+            executed(db, self._sql["forget"], {"consumer": consumer, "ids": listed_ids(ids)})
         return len(rows)
 
     def _run(self, connection: Any, work: Callable[[Any], T]) -> T:
@@ -346,7 +350,7 @@ class AttemptLog:
         executed(db, self._sql["greet"], {"owner": owner, "ttl": self.owner_seconds})
 
     def _finish(self, db: Any, consumer: str, ids: Iterable[str], owner: str) -> None:
-        mark = {"consumer": consumer, "ids": _listed(ids), "owner": owner}
+        mark = {"consumer": consumer, "ids": listed_ids(ids), "owner": owner}
         executed(db, self._sql["finish"], mark)
 
     def _count(
@@ -387,7 +391,7 @@ class AttemptLog:
             begun = _by_consumer(executed(db, self._sql["marks_of"], {"owner": owner}))
             marks: list[Any] = []
             for consumer, ids in begun:
-                mine = {"consumer": consumer, "ids": _listed(ids), "owner": owner}
+                mine = {"consumer": consumer, "ids": listed_ids(ids), "owner": owner}
                 marks += executed(db, self._sql["lock_marks"], mine).all()
             found += judged(owner, marks)
             for consumer, ids in begun:
@@ -411,7 +415,7 @@ def _by_consumer(rows: Iterable[Any]) -> list[tuple[str, list[str]]]:
     return sorted(grouped.items())
 
 
-def _listed(ids: Iterable[str]) -> str | None:
+def listed_ids(ids: Iterable[str]) -> str | None:
     """Return *ids* as one parameter; sorted, so that two writers never wait for each other."""
     kept = sorted({fitted(id_) for id_ in ids})
     return msgspec.json.encode(kept).decode() if kept else None

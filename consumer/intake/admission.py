@@ -62,6 +62,7 @@ class Admission:
         """When it last began to do something."""
         self._ended: dict[str, list[str]] = {}
         """Of which handlers which messages have ended, their marks not yet removed."""
+        self._ended_since = 0.0
         self.down: str | None = None
         """Why the database cannot be used, None while it can."""
 
@@ -95,9 +96,6 @@ class Admission:
         while not self._stopping.is_set():
             works = self._next_batch()
             self._busy = True
-            if works and self._ended:
-                # First: a message that comes again is marked anew.
-                self._patiently(self._remove_marks)
             if works:
                 self._patiently(lambda works=works: self._admit(works))  # type: ignore[misc]
             now = self._clock.monotonic()
@@ -105,7 +103,7 @@ class Admission:
                 next_look = now + _LOOK_AGAIN
                 waiting, self._undecided = self._undecided, []
                 self._patiently(lambda: self._admit(waiting))  # noqa: B023 - run at once
-            self._patiently(self._unmark)
+            self._patiently(lambda: self._unmark(_SOON if works else 0.0))  # noqa: B023
             if now >= self._next_maintenance:
                 self._next_maintenance = now + self._settings.due_seconds
                 self._patiently(lambda: self._maintain(self.admit))
@@ -114,8 +112,11 @@ class Admission:
 
     def _next_batch(self) -> list[Work]:
         works: list[Work] = []
+        patience = _SOON
+        if not self._ended and self._lanes.is_empty():
+            patience = min(_LOOK_AGAIN, self._next_maintenance - self._clock.monotonic())
         try:
-            batch = self._inbox.get(timeout=_SOON)
+            batch = self._inbox.get(timeout=max(0.0, patience))
             while batch is not None:
                 works += batch
                 batch = self._inbox.get_nowait()
@@ -150,10 +151,31 @@ class Admission:
                 return
 
     def _admit(self, works: list[Work]) -> None:
-        ready, held = self._store.run(lambda db: self._looked_up(db, works))
-        known = set(map(id, ready))
-        self._undecided += [work for work in works if id(work) not in known and not work.is_revoked]
+        ready: list[Work] = []
+        asked: list[Work] = []
+        held: set[LaneKey] = set()
+        for consumer, mine in _by_consumer(works):
+            (ready if self._begun(consumer, mine) else asked).extend(mine)
+        if asked:
+            if self._ended:
+                self._remove_marks()  # first: a message that comes again is marked anew
+            found, held = self._store.run(lambda db: self._looked_up(db, asked))
+            known = set(map(id, found))
+            self._undecided += [
+                work for work in asked if id(work) not in known and not work.is_revoked
+            ]
+            ready += found
         self._lanes.admit(ready, held)
+
+    def _begun(self, consumer: str, works: list[Work]) -> bool:
+        """Mark *works* as begun if nothing is known of any of them, as nearly always."""
+        ended = self._ended.get(consumer, [])
+        if not {work.message.identity for work in works}.isdisjoint(ended):
+            return False
+        begun = self._store.begun(works, ended, self._owner)
+        if begun:
+            self._ended.pop(consumer, None)
+        return begun
 
     def _looked_up(self, db: Connection, works: list[Work]) -> tuple[list[Work], set[LaneKey]]:
         ready: list[Work] = []
@@ -161,11 +183,7 @@ class Admission:
         burials = self._store.burials
         for work in self._store.sift(db, works):
             work.message = self._reader.ordinary(work.message, work.route.topic)
-        by_consumer: dict[str, list[Work]] = {}
-        for work in works:
-            if not work.is_revoked:
-                by_consumer.setdefault(work.route.consumer, []).append(work)
-        for consumer, mine in sorted(by_consumer.items()):
+        for consumer, mine in _by_consumer(works):
             taken = self._standing(db, consumer, mine)
             ids = [work.message.identity for work in taken]
             self._store.ledger.starting(consumer, ids, self._owner, connection=db)
@@ -206,8 +224,13 @@ class Admission:
             for one in self._store.held.among(db, topic, list(hashes))
         }
 
-    def _unmark(self) -> None:
-        """Remove the marks of what has ended; what an outage prevents is tried again later."""
+    def _unmark(self, wait: float = 0.0) -> None:
+        """Remove the marks of what has ended; what an outage prevents is tried again later.
+
+        For *wait* seconds they may go with the next poll's question.
+        """
+        if not self._ended:
+            self._ended_since = self._clock.monotonic()
         try:
             while True:
                 work = self._lanes.finished.get_nowait()
@@ -216,7 +239,7 @@ class Admission:
                 self._ended.setdefault(work.route.consumer, []).append(work.message.identity)
         except Empty:
             pass
-        if not self._ended:
+        if not self._ended or self._clock.monotonic() < self._ended_since + wait:
             return
         with suppress(HoldfastError):  # until then, a death would make a suspect too many
             self._remove_marks()
@@ -230,3 +253,12 @@ class Admission:
 
         self._store.run(write)
         self._ended = {}
+
+
+def _by_consumer(works: list[Work]) -> list[tuple[str, list[Work]]]:
+    """Return those of *works* that are not revoked, by their handlers."""
+    found: dict[str, list[Work]] = {}
+    for work in works:
+        if not work.is_revoked:
+            found.setdefault(work.route.consumer, []).append(work)
+    return sorted(found.items())
