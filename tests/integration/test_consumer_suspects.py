@@ -74,7 +74,7 @@ def lost_while_unmarking(bench: Bench) -> Iterator[list[int]]:
     killed: list[int] = []
 
     def kill(db: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        if not killed and "DELETE FROM holdfast_start" in statement:
+        if not killed and statement.startswith("DELETE FROM holdfast_start"):
             killed.append(db.connection.dbapi_connection.info.backend_pid)  # type: ignore[union-attr]
             with bench.engine.connect() as other:
                 other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": killed[0]})
