@@ -26,11 +26,12 @@ from holdfast.dlq.replay.lane_freeze import (
 from holdfast.dlq.replay.lane_sender import LaneOrder, send_lane
 from holdfast.dlq.replay.lanes import LaneClaim
 from holdfast.dlq.replay.lease import PlanLease
-from holdfast.dlq.replay.reading import PlanReader, Target
+from holdfast.dlq.replay.reading import PlanReader
 from holdfast.dlq.replay.schema import lane as lanes
 from holdfast.dlq.replay.schema import plan as plans
 from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.survey import surveyed
+from holdfast.dlq.replay.target import Target
 from holdfast.dlq.store.schema import message
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane, SinkPowers

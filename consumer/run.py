@@ -19,11 +19,10 @@ from holdfast.consumer.replays import ReplayConfirmations
 from holdfast.consumer.scheduling.circuit_gate import CircuitGate
 from holdfast.consumer.scheduling.scheduler import KeyScheduler
 from holdfast.consumer.schema import require_tables
-from holdfast.consumer.shared_circuits import shared
 from holdfast.consumer.store import translated
 from holdfast.db.errors import DatabaseDown, outage
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.replay.reading import Target
+from holdfast.dlq.replay.target import Target
 from holdfast.errors import BrokerDown, HoldfastError
 from holdfast.headers import replay_topic
 from holdfast.ports import BrokerPowers
@@ -65,6 +64,8 @@ class ConsumerRun:
         reader, store = BodyReader(context), context.store
         if store is not None:
             if context.settings.share_circuits:
+                from holdfast.consumer.shared_circuits import shared
+
                 self._sharing = shared(routes.values(), store.engine, context.clock)
             self._maintenance = Maintenance(context, store, lanes, routes, reader, self._sharing)
             self.admission = Admission(context, store, lanes, reader, self._maintenance)

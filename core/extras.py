@@ -1,11 +1,13 @@
-"""Imports of optional drivers, with an error that names the extra.
+"""Imports that wait until they are asked for.
 
-Packages whose names need a driver: they import without it, and load when asked.
+Of optional drivers, with an error that names the extra; and of names of a package that need
+such a driver, or that few of those who import the package ask for.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +29,22 @@ def driver(module: str, *, extra: str) -> ModuleType:
 
 
 def lazily(
-    package: str, homes: Mapping[str, str], *, module: str, extra: str
+    package: str, homes: Mapping[str, str], *, module: str | None = None, extra: str = ""
 ) -> Callable[[str], Any]:
-    """Return a `__getattr__` for *package* that finds each name in its home module.
+    """Return a `__getattr__` for *package*: each home, a module within it, has names in a line.
 
-    Asking for a name without the driver *module* says which *extra* brings it.
+    Asking for a name without the driver *module* says which *extra* brings it. No name may be
+    that of a module, which would hide it.
     """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        driver(module, extra=extra)
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        if module is not None:
+            driver(module, extra=extra)
+        found = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        setattr(sys.modules[package], name, found)  # asked once
+        return found
 
     return find

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.replay.plan import ACTIVE, ItemState, PlanState
+from holdfast.dlq.replay.item_state import ItemState
+from holdfast.dlq.replay.plan import ACTIVE, PlanState
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.store.schema import message
 from holdfast.dlq.store.stats import MOST_COUNTED, stats

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.brokers import connect
 from holdfast.db.engine import open_database
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lane_check import check_lane
 from holdfast.dlq.replay.lane_freeze import PlannedLetter, claim_lane
 from holdfast.dlq.replay.lane_sender import LaneOrder, send_lane
 from holdfast.dlq.replay.lanes import LaneClaim, marks_of
 from holdfast.dlq.replay.lease import Fenced
 from holdfast.dlq.replay.letters import candidate, candidates
-from holdfast.dlq.replay.plan import ItemState
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.survey import judged
 from holdfast.spark_jobs.secrets import revealed

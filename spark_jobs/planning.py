@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.engine import open_database
 from holdfast.db.transactions import committed
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lane_freeze import Draft, LaneHash, LaneSizes, begin, finish
 from holdfast.dlq.replay.lanes import MOST_LANES, marks_of
 from holdfast.dlq.replay.letters import high_water
-from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState
+from holdfast.dlq.replay.plan import NotNow, PlanState
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.selection import digest
 from holdfast.dlq.replay.survey import NothingToReplay

@@ -5,23 +5,23 @@ chain of a correlation as a tree, and what a declared flow misses in it. A row o
 commits with the event that it is about, or not at all: no crash and no sampling leaves a gap.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from holdfast.tracing.edge import (
-    CorrelationMiddleware,
-    WsgiCorrelationMiddleware,
-    correlated,
-    current_correlation,
-)
-from holdfast.tracing.flow import Expectation, Flow, InvalidFlow
-from holdfast.tracing.logs import JsonFormatter, LogContext, setup_logging
+from holdfast.extras import lazily
 from holdfast.tracing.setup import setup
 from holdfast.tracing.switch import disable, disable_metrics, enable, enable_metrics
 
 if TYPE_CHECKING:
     from holdfast.tracing.chain import Chain, Handling, LineageEvent, MissingEvent, Traced, trace
+    from holdfast.tracing.edge import (
+        CorrelationMiddleware,
+        WsgiCorrelationMiddleware,
+        correlated,
+        current_correlation,
+    )
+    from holdfast.tracing.flow import Expectation, Flow, InvalidFlow
     from holdfast.tracing.lineage import CausationLoop, Lineage, LineageOutcome, LineageRecord
+    from holdfast.tracing.logs import JsonFormatter, LogContext, setup_logging
     from holdfast.tracing.schema import create_tables, metadata
 
 __all__ = [
@@ -54,16 +54,15 @@ __all__ = [
     "trace",
 ]
 
-_IN_TABLES = {
-    "chain": "Chain Handling LineageEvent MissingEvent Traced trace",
-    "lineage": "CausationLoop Lineage LineageOutcome LineageRecord",
-    "schema": "create_tables metadata",
-}
-_MODULE_OF = {name: module for module, names in _IN_TABLES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    # SQLAlchemy takes its time, and correlation and logs need none of it.
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+# Each part is used alone: SQLAlchemy takes its time, and correlation and logs need none of it.
+__getattr__ = lazily(
+    __name__,
+    {
+        "chain": "Chain Handling LineageEvent MissingEvent Traced trace",
+        "edge": "CorrelationMiddleware WsgiCorrelationMiddleware correlated current_correlation",
+        "flow": "Expectation Flow InvalidFlow",
+        "lineage": "CausationLoop Lineage LineageOutcome LineageRecord",
+        "logs": "JsonFormatter LogContext setup_logging",
+        "schema": "create_tables metadata",
+    },
+)

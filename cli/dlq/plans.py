@@ -11,16 +11,8 @@ from holdfast.cli.dlq.sending import outlet, resuming, send
 from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_UNCONFIRMED
 from holdfast.cli.options import Actor, Broker, Config, Database, Json, Limit, Reason
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.dlq.replay.plan import (
-    ACTIVE,
-    ENDED,
-    ItemState,
-    NotNow,
-    PlanCounts,
-    PlanState,
-    Rate,
-    ReplayPlan,
-)
+from holdfast.dlq.replay.item_state import ItemState
+from holdfast.dlq.replay.plan import ACTIVE, ENDED, NotNow, PlanCounts, PlanState, Rate, ReplayPlan
 from holdfast.dlq.replay.plans import Plans
 
 app = typer.Typer(help="Watch and steer replay plans.", no_args_is_help=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.cli.display import err
-from holdfast.dlq.replay.plan import ItemState
+from holdfast.dlq.replay.item_state import ItemState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

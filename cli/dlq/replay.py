@@ -41,8 +41,8 @@ from holdfast.cli.options import (
 )
 from holdfast.dlq.operations import DeadLetterAdmin
 from holdfast.dlq.replay.dry_run import dry_run
-from holdfast.dlq.replay.freeze import freeze
 from holdfast.dlq.replay.plan import NotNow
+from holdfast.dlq.replay.plan_freeze import freeze
 from holdfast.dlq.replay.simulation import Named
 from holdfast.dlq.replay.survey import Manifest, NothingToReplay, surveyed
 from holdfast.errors import ConfigurationError

@@ -22,10 +22,11 @@ from holdfast.cli.exits import (
 from holdfast.cli.failures import sentence
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.dlq.replay.auto_retry import Retrying
-from holdfast.dlq.replay.plan import ACTIVE, EndingKind, ItemState, NotNow, RunResult
+from holdfast.dlq.replay.item_state import ItemState
+from holdfast.dlq.replay.plan import ACTIVE, EndingKind, NotNow, RunResult
 from holdfast.dlq.replay.plans import Plans
-from holdfast.dlq.replay.reading import Target
 from holdfast.dlq.replay.sender import Sender
+from holdfast.dlq.replay.target import Target
 from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError
 from holdfast.tracing.setup import setup_if_asked
 

@@ -16,11 +16,11 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    insert,
     select,
     text,
     true,
 )
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from holdfast.errors import ConfigurationError
 
@@ -99,13 +99,17 @@ def insert_ignoring(db: Connection, table: Any) -> Any:
     """Return an insert into *table* that leaves an existing row as it is."""
     match db.dialect.name:
         case "sqlite":
+            from sqlalchemy.dialects import sqlite
+
             return sqlite.insert(table).on_conflict_do_nothing()
         case "postgresql":
+            from sqlalchemy.dialects import postgresql
+
             # Without preserve_rowcount SQLAlchemy answers -1 here, which is truthy.
             statement = postgresql.insert(table).on_conflict_do_nothing()
             return statement.execution_options(preserve_rowcount=True)
         case "mysql" | "mariadb":
-            return mysql.insert(table).prefix_with("IGNORE")
+            return insert(table).prefix_with("IGNORE")
         case other:
             raise ConfigurationError(
                 f"no dead-letter store on {other!r}: use PostgreSQL, MySQL, MariaDB or SQLite"

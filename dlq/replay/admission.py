@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.text import cut
 from holdfast.dlq.metrics import METRICS
-from holdfast.dlq.replay.plan import WAITING, ItemState
+from holdfast.dlq.replay.item_state import WAITING, ItemState
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.store.rows import PENDING, is_of
 from holdfast.dlq.store.schema import message as stored

@@ -9,16 +9,9 @@ from sqlalchemy import select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.transactions import committed
-from holdfast.dlq.replay.freeze import freeze
-from holdfast.dlq.replay.plan import (
-    ACTIVE,
-    WAITING,
-    EndingKind,
-    NotNow,
-    PlanState,
-    ReplayOptions,
-    RunResult,
-)
+from holdfast.dlq.replay.item_state import WAITING
+from holdfast.dlq.replay.plan import ACTIVE, EndingKind, NotNow, PlanState, ReplayOptions, RunResult
+from holdfast.dlq.replay.plan_freeze import freeze
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.dlq.replay.plan import ReplayPlan
     from holdfast.dlq.replay.publisher import PlanPublisher
-    from holdfast.dlq.replay.reading import LetterStream, ReplayBatch, Target
+    from holdfast.dlq.replay.reading import LetterStream, ReplayBatch
+    from holdfast.dlq.replay.target import Target
 
 log = logging.getLogger("holdfast.dlq.replay")
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.letters import WITHHELD, open_messages
-from holdfast.dlq.replay.plan import ItemState, Rate
-from holdfast.dlq.replay.reading import target_topic
+from holdfast.dlq.replay.plan import Rate
+from holdfast.dlq.replay.target import target_topic
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import and_, case, func, select
 
-from holdfast.dlq.replay.plan import WAITING, ItemState
+from holdfast.dlq.replay.item_state import WAITING, ItemState
 from holdfast.dlq.replay.plans import lane_hash
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import digest

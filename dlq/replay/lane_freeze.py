@@ -21,10 +21,11 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.audit import Audit
 from holdfast.db.text import cut, plain
 from holdfast.db.transactions import committed
-from holdfast.dlq.replay.freeze import take_from_triage
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lanes import LaneClaim, LaneMark, LaneRange, divided, marks_of
 from holdfast.dlq.replay.lease import PlanLease
-from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState, ReplayPlan
+from holdfast.dlq.replay.plan import NotNow, PlanState, ReplayPlan
+from holdfast.dlq.replay.plan_freeze import take_from_triage
 from holdfast.dlq.replay.progress import plan_row
 from holdfast.dlq.replay.schema import item, lane, plan
 from holdfast.dlq.replay.selection import digest

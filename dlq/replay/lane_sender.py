@@ -23,8 +23,9 @@ from holdfast.dlq.replay.lease import PlanLease
 from holdfast.dlq.replay.plan import Bucket, NotNow, PlanState, trouble
 from holdfast.dlq.replay.progress import ProgressMonitor, plan_row
 from holdfast.dlq.replay.publisher import PlanPublisher
-from holdfast.dlq.replay.reading import AHEAD, LetterStream, PlanReader, Target
+from holdfast.dlq.replay.reading import AHEAD, LetterStream, PlanReader
 from holdfast.dlq.replay.sender import Pace, PlanRun, require_sendable
+from holdfast.dlq.replay.target import Target
 from holdfast.errors import DependencyDown
 
 if TYPE_CHECKING:

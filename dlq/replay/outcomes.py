@@ -24,7 +24,7 @@ from holdfast.db.transactions import committed
 from holdfast.dlq.letter import dlq_topic
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.admission import ReplayStanding, standings
-from holdfast.dlq.replay.plan import WAITING, ItemState, StopPolicy
+from holdfast.dlq.replay.item_state import WAITING, ItemState
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.store.closing import SYSTEM, close
 from holdfast.dlq.store.rows import CONFIRMED, fingerprint_of, is_of
@@ -208,6 +208,8 @@ def _hold_back(
 
 
 def _is_commutative(connection: Connection, plan_id: str) -> bool:
+    from holdfast.dlq.replay.plan import StopPolicy
+
     text = connection.execute(select(plan.c.policy).where(plan.c.id == plan_id)).scalar()
     return text is not None and msgspec.json.decode(text, type=StopPolicy).commutative
 

@@ -18,13 +18,11 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.audit import Audit
 from holdfast.db.text import cut
 from holdfast.db.transactions import committed
+from holdfast.dlq.replay.item_state import NOT_CLAIMED, WAITING, ItemState
 from holdfast.dlq.replay.lease import PLAN_LEASE, PlanLease
 from holdfast.dlq.replay.plan import (
     ACTIVE,
     ENDED,
-    NOT_CLAIMED,
-    WAITING,
-    ItemState,
     NotNow,
     PlanCounts,
     PlanState,

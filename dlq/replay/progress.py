@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.dlq.replay.plan import WAITING, Counted, ItemState, PlanCounts, ReplayPlan, gates
+from holdfast.dlq.replay.item_state import WAITING, ItemState
+from holdfast.dlq.replay.plan import Counted, PlanCounts, ReplayPlan, gates
 from holdfast.dlq.replay.plans import again, tally
 from holdfast.dlq.replay.schema import item, plan
 

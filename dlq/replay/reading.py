@@ -25,20 +25,21 @@ from sqlalchemy import and_, bindparam, case, select
 from holdfast.cloudevents import is_text, rfc3339, wire_list
 from holdfast.db.text import is_utf8
 from holdfast.dlq.protection.vault import opened
+from holdfast.dlq.replay.item_state import NOT_CLAIMED, ItemState
 from holdfast.dlq.replay.letters import named
-from holdfast.dlq.replay.plan import NOT_CLAIMED, ItemState
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.survey import superseded
+from holdfast.dlq.replay.target import target_topic
 from holdfast.dlq.store.rows import PENDING, LetterEnvelope, exact_of, moment
 from holdfast.dlq.store.schema import message, overtaken, revision
-from holdfast.errors import ConfigurationError, UnknownTopic, Unsupported
-from holdfast.headers import REPLAY_MARKS, Headers, Pair, ReplayStamp, replay_topic
+from holdfast.errors import ConfigurationError
+from holdfast.headers import REPLAY_MARKS, Headers, Pair, ReplayStamp
 from holdfast.message import Message
 from holdfast.publishing import BatchSizer
 from holdfast.stored_message import StoredMessage, headers_of, in_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from sqlalchemy import ColumnElement, Select
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from holdfast.dlq.protection.vault import Vault
     from holdfast.dlq.replay.plan import ReplayPlan
-    from holdfast.ports import Broker
+    from holdfast.dlq.replay.target import Place
 
 
 REST = (
@@ -157,55 +158,6 @@ def _second(second: float) -> str:
 
 _LATE = 253_402_300_799.0  # the last second of the year 9999
 _MICROS = 1_000_000
-
-
-Place = tuple[str, str]
-"""The original topic, and the group that failed."""
-
-SHARED = "shared"
-"""Back to the original topic, where every other group lets the message pass."""
-
-
-def target_topic(topic: str, group: str, to_topic: str | None) -> str:
-    """Return the topic for a message of *topic* that failed in *group*."""
-    if to_topic is None:
-        return replay_topic(topic, group)
-    return topic if to_topic == SHARED else to_topic
-
-
-class Target:
-    """Makes topics ready: a private one is made when first needed, others must be there."""
-
-    def __init__(self, broker: Broker, to_topic: str | None) -> None:
-        self._broker = broker
-        self._to_topic = to_topic
-        self._ready: set[Place] = set()
-
-    def prepare(self, places: Iterable[Place]) -> None:
-        """Return once messages of *places* can be published."""
-        for place in places:
-            if place not in self._ready:
-                self._prepare(*place)
-                self._ready.add(place)
-
-    def _prepare(self, original: str, group: str) -> None:
-        topic = target_topic(original, group, self._to_topic)
-        if self._to_topic is None:
-            lanes = self._lanes(group, original)
-            if lanes == 0:
-                raise UnknownTopic(original, "create it first: its replay topic gets as many lanes")
-            self._broker.create_topic(topic, partitions=1 if lanes is None else lanes)
-        elif self._lanes(group, topic) == 0:
-            raise UnknownTopic(topic, "create it first, or leave --to-topic out to use the group's")
-
-    def _lanes(self, group: str, topic: str) -> int | None:
-        """Return how many lanes *topic* has; None where the broker cannot tell."""
-        try:
-            return len(self._broker.lag(group, [topic]))
-        except UnknownTopic:
-            return 0
-        except Unsupported:
-            return None
 
 
 _envelope = msgspec.json.Decoder(LetterEnvelope).decode

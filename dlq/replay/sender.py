@@ -37,7 +37,8 @@ from holdfast.dlq.replay.plan import (
 from holdfast.dlq.replay.plans import tally
 from holdfast.dlq.replay.progress import ProgressMonitor, plan_row
 from holdfast.dlq.replay.publisher import PlanPublisher
-from holdfast.dlq.replay.reading import AHEAD, LetterStream, PlanReader, Target
+from holdfast.dlq.replay.reading import AHEAD, LetterStream, PlanReader
+from holdfast.dlq.replay.target import Target
 
 if TYPE_CHECKING:
     import threading

@@ -30,8 +30,9 @@ from sqlalchemy import and_, case, exists, or_, select
 from holdfast.db.engine import reading
 from holdfast.dlq.letter import SCHEMA_VERSION
 from holdfast.dlq.protection.redaction import redacted_in
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.letters import candidate, candidates, claims, high_water
-from holdfast.dlq.replay.plan import ItemState, NotNow
+from holdfast.dlq.replay.plan import NotNow
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import LetterRef, arranged, digest, in_source_order
 from holdfast.dlq.store.closing import SYSTEM

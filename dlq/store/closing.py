@@ -14,7 +14,6 @@ from sqlalchemy import and_, case, func, insert, or_, select, update
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.sql import insert_ignoring, listed, looked_up
 from holdfast.db.text import cut, plain
-from holdfast.dlq.store.groups import newest
 from holdfast.dlq.store.rows import CLOSED, CONFIRMED, DISCARDED, PARKED, PENDING, change_row
 from holdfast.dlq.store.schema import change, group, head, message
 from holdfast.errors import ConfigurationError
@@ -183,6 +182,8 @@ def look_around(
     at most, so that it takes no longer among a million. *handled* is how many messages of the
     topic succeeded meanwhile, if the caller knows.
     """
+    from holdfast.dlq.store.groups import newest
+
     own = select(group.c.consumer_group, group.c.topic).where(group.c.group_id == group_id)
     who, last = db.execute(own).first(), newest(db, group_id)
     if who is None or last is None:

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Cdc"]
 
-__getattr__ = lazily(__name__, {"Cdc": "engine"}, module="psycopg", extra="postgres")
+__getattr__ = lazily(__name__, {"engine": "Cdc"}, module="psycopg", extra="postgres")

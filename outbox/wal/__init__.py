@@ -13,7 +13,7 @@ __all__ = ["ReplicationDown", "WalEngine", "drop_slot"]
 
 __getattr__ = lazily(
     __name__,
-    {"ReplicationDown": "errors", "WalEngine": "engine", "drop_slot": "slot"},
+    {"engine": "WalEngine", "errors": "ReplicationDown", "slot": "drop_slot"},
     module="psycopg",
     extra="postgres",
 )

@@ -20,8 +20,8 @@ from holdfast.cli.display import when
 from holdfast.db.audit import Operator
 from holdfast.db.engine import open_database
 from holdfast.dlq import DeadLetterStore, DeadLetterTopic, capture, close, create_tables
-from holdfast.dlq.replay.freeze import freeze
 from holdfast.dlq.replay.plan import ReplayOptions
+from holdfast.dlq.replay.plan_freeze import freeze
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.store.groups import FailureGroups

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,7 @@ from holdfast.errors import ConfigurationError, NotFound, PoisonMessage
 from holdfast.idempotency import idempotent
 from holdfast.retry import Backoff, retry
 from tests.consuming import Bench, effects, running, until
+from tests.shell import shell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -225,3 +228,27 @@ def poisoned(folder: Path) -> tuple[Bench, Consumer]:
         session.execute(insert(effects).values(what=order.decode()))
 
     return bench, consumer
+
+
+def test_who_released_a_held_key_is_the_systems_word(tmp_path: Path) -> None:
+    """The trail names the account of the operating system, whatever $LOGNAME says."""
+    bench = Bench(tmp_path, f"sqlite:///{tmp_path}/app.db")
+    consumer = bench.consumer(patience=0.01)
+
+    @consumer.on("orders")
+    @retry(Backoff(first=500, ceiling=500, attempts=3))
+    def handle(order: str) -> None:
+        raise Transient("later")
+
+    bench.publish("o1", key="ada")
+    with running(consumer):
+        until(lambda: bench.held, "it is parked")
+    bench.close()
+    where = ("--database", f"sqlite:///{tmp_path}/app.db")
+    pretended = {"LOGNAME": "mallory", "USER": "mallory", "LNAME": "mallory", "USERNAME": "mallory"}
+    done = shell("keys", "release", "g", "orders", "ada", "--reason", "x", *where, **pretended)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(shell("keys", "audit", "--json", *where).stdout)
+    own = pwd.getpwuid(os.getuid()).pw_name
+    assert entry["actor"] == own
+    assert entry["detail"]["account"].startswith(f"{own} ({os.getuid()})@")

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from holdfast.brokers import connect
 from holdfast.consumer import Consumer
 from holdfast.db.engine import open_database
-from holdfast.dlq.replay.reading import Target
+from holdfast.dlq.replay.target import Target
 from holdfast.errors import ConfigurationError, UnknownTopic
 from holdfast.headers import replay_topic
 from holdfast.ids import new_id

@@ -33,8 +33,9 @@ from holdfast.dlq.replay import (
 )
 from holdfast.dlq.replay.dry_run import dry_run
 from holdfast.dlq.replay.edits import Edits, LetterEdit
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lease import Fenced, PlanLease, TakenPlan
-from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState
+from holdfast.dlq.replay.plan import NotNow, PlanState
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.replay.sender import Pace

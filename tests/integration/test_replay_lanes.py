@@ -24,6 +24,7 @@ from holdfast.dlq.replay import (
     StopPolicy,
     freeze,
 )
+from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lane_freeze import (
     Draft,
     LaneSizes,
@@ -41,7 +42,7 @@ from holdfast.dlq.replay.lane_sender import (
 )
 from holdfast.dlq.replay.lanes import LEASE_SECONDS, LaneClaim, lane_of, marks_of
 from holdfast.dlq.replay.lease import Fenced, PlanLease, TakenPlan
-from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState
+from holdfast.dlq.replay.plan import NotNow, PlanState
 from holdfast.dlq.replay.retention import prune_plans
 from holdfast.dlq.replay.schema import item, lane
 from holdfast.dlq.replay.sender import Pace

@@ -6,7 +6,10 @@ import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
+from pkgutil import iter_modules
+from types import ModuleType
 
 import pytest
 
@@ -60,6 +63,51 @@ def test_importing_holdfast_imports_nothing_heavy() -> None:
     names = fresh(code + "print(*sorted(set(sys.modules) - before))").split()
     assert not HEAVY & {name.partition(".")[0] for name in names}
     assert [name for name in names if name.startswith("holdfast")] == ["holdfast"]
+
+
+CONSUMING = """
+import sys
+from holdfast.circuit import circuit
+from holdfast.consumer import Consumer
+from holdfast.dlq import dead_letter
+from holdfast.idempotency import idempotent
+from holdfast.retry import retry
+print(*sys.modules)
+"""
+NOT_TO_CONSUME = {
+    "alembic", "confluent_kafka", "cryptography", "kafka", "nats", "opentelemetry", "pika",
+    "psycopg", "pydantic", "pymysql", "redis", "rich", "tenacity", "typer",
+    "sqlalchemy.dialects.mysql", "sqlalchemy.ext.asyncio",
+    "holdfast.circuit.metrics", "holdfast.circuit.sharing", "holdfast.cli",
+    "holdfast.consumer.parking.admin", "holdfast.consumer.shared_circuits",
+    "holdfast.dlq.operations", "holdfast.dlq.protection.vault", "holdfast.dlq.replay.edits",
+    "holdfast.dlq.replay.plan", "holdfast.dlq.replay.plan_freeze", "holdfast.dlq.replay.plans",
+    "holdfast.dlq.replay.reading", "holdfast.dlq.replay.sender", "holdfast.dlq.replay.survey",
+    "holdfast.dlq.store.groups", "holdfast.idempotency.operations",
+    "holdfast.idempotency.redis_inbox", "holdfast.idempotency.versions", "holdfast.outbox.parked",
+    "holdfast.outbox.relay", "holdfast.sagas", "holdfast.status", "holdfast.testing",
+    "holdfast.tracing.chain", "holdfast.tracing.edge", "holdfast.tracing.logs",
+    "holdfast.tracing.meters", "holdfast.tracing.spans",
+}  # fmt: skip
+LAZY = ("circuit", "consumer", "dlq", "dlq.replay", "idempotency", "outbox", "tracing")
+
+
+@pytest.mark.programs
+def test_a_consumer_imports_only_what_it_takes_to_consume() -> None:
+    """No relay, no replay's plans, no operator's acts, and no database but those of the tables."""
+    assert not NOT_TO_CONSUME & set(fresh(CONSUMING).split())
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_no_module_hides_a_name_that_its_package_loads_when_asked(package: str) -> None:
+    """Whatever was imported before: each public name is there, and is no module."""
+    loaded = import_module(f"holdfast.{package}")
+    for one in iter_modules(loaded.__path__, f"holdfast.{package}."):
+        import_module(one.name)
+    for name in loaded.__all__:
+        assert not isinstance(getattr(loaded, name), ModuleType), name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        loaded.nonsense  # noqa: B018
 
 
 @pytest.mark.programs

@@ -14,7 +14,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.audit import Audit
 from holdfast.db.text import cut, plain
 from holdfast.db.transactions import committed
-from holdfast.dlq.replay.plan import ItemState, NotNow, PlanState, ReplayOptions, ReplayPlan
+from holdfast.dlq.replay.item_state import ItemState
+from holdfast.dlq.replay.plan import NotNow, PlanState, ReplayOptions, ReplayPlan
 from holdfast.dlq.replay.schema import item, plan
 from holdfast.dlq.replay.survey import Manifest, surveyed
 from holdfast.dlq.store.closing import SYSTEM, close
