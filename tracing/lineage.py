@@ -45,7 +45,7 @@ _events = (
     .table_valued(*(column(name, lineage.c[name].type) for name in _VARIED), name="event")
     .render_derived(with_types=True)
 )
-WRITE_MANY = insert(lineage).from_select(
+_write_many = insert(lineage).from_select(
     [*_VARIED, *_SAME, "at"],
     select(
         *(
@@ -58,9 +58,9 @@ WRITE_MANY = insert(lineage).from_select(
         select(database_now()).scalar_subquery(),  # asked once, not for each row
     ),
 )
-"""PostgreSQL's: many rows by one statement, the events as JSON; what `Lineage.told` is for."""
+"""PostgreSQL's: many rows by one statement, the events as JSON."""
 WRITTEN_AT_ONCE = 5000
-"""How many events `WRITE_MANY` takes."""
+"""How many events that statement takes."""
 
 
 class LineageOutcome(StrEnum):
@@ -138,6 +138,14 @@ class Lineage:
         """Write that *messages* are published, in the transaction that stages them."""
         self._write(db, messages, LineageOutcome.PUBLISHED)
 
+    def staged(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """Return what each published message's row has beyond what the outbox's row has.
+
+        For who writes both by one statement. What is null, or the message's own id, is left out.
+        """
+        texts: dict[str, str] = {}
+        return [_origin(one, texts) for one in messages]
+
     def handled(self, db: Connection, messages: Sequence[Message]) -> None:
         """Write that *messages* are handled, in the transaction of their effects."""
         self._write(db, messages, LineageOutcome.HANDLED)
@@ -178,17 +186,11 @@ class Lineage:
         if len(messages) > 1 and db.dialect.name == "postgresql":
             # psycopg sends one statement per row otherwise, which costs several times as much.
             for start in range(0, len(messages), WRITTEN_AT_ONCE):
-                some = messages[start : start + WRITTEN_AT_ONCE]
-                db.execute(WRITE_MANY, self.told(some, outcome, error))
+                told = _written(messages[start : start + WRITTEN_AT_ONCE])
+                db.execute(_write_many, {"told": told, **self._same(outcome, error)})
         elif messages:
             same = self._same(outcome, error)
             db.execute(_insert, [_row(one) | same for one in messages])
-
-    def told(
-        self, messages: Sequence[Message], outcome: LineageOutcome, error: str | None = None
-    ) -> dict[str, str | None]:
-        """Return the parameters of `WRITE_MANY`, for one who sends it along with a statement."""
-        return {"told": _written(messages), **self._same(outcome, error)}
 
     def _same(self, outcome: LineageOutcome, error: str | None) -> dict[str, str | None]:
         return {
@@ -217,28 +219,37 @@ def _row(message: Message) -> dict[str, Any]:
 
 def _written(messages: Sequence[Message]) -> str:
     """Return the rows of *messages* as JSON; what is null, or twice in a row, is left out."""
-    texts: dict[str, str] = {}  # types, sources and topics, of which a batch has few
-
-    def short(text: str) -> str:
-        known = texts.get(text)
-        if known is None:
-            known = texts[text] = cut(text)
-        return known
-
+    texts: dict[str, str] = {}
     rows = []
     for one in messages:
-        row: dict[str, Any] = {
-            "event_id": fitted(one.id), "type": short(one.type), "source": short(one.source),
-            "topic": short(one.topic), "time": one.time.timestamp(),
-        }  # fmt: skip
+        row = _origin(one, texts)
+        row["event_id"] = fitted(one.id)
+        row["type"] = _short(one.type, texts)
+        row["topic"] = _short(one.topic, texts)
         if one.key is not None:
             row["message_key"] = cut(one.key_text)
-        if one.causation_id is not None:
-            row["causation_id"] = fitted(one.causation_id)
-        if one.correlation_id is not None and one.correlation_id != one.id:
-            row["correlation_id"] = fitted(one.correlation_id)
         rows.append(row)
     return _json(rows).decode()
+
+
+def _origin(message: Message, texts: dict[str, str]) -> dict[str, Any]:
+    """Return when and of what *message* came; what is null, or its own id, is left out."""
+    row: dict[str, Any] = {
+        "source": _short(message.source, texts), "time": message.time.timestamp()
+    }  # fmt: skip
+    if message.causation_id is not None:
+        row["causation_id"] = fitted(message.causation_id)
+    if message.correlation_id is not None and message.correlation_id != message.id:
+        row["correlation_id"] = fitted(message.correlation_id)
+    return row
+
+
+def _short(text: str, texts: dict[str, str]) -> str:
+    """Return *text* cut; *texts* are those known: a batch has few types, sources and topics."""
+    known = texts.get(text)
+    if known is None:
+        known = texts[text] = cut(text)
+    return known
 
 
 def path_of(message: Message) -> tuple[str, ...]:
