@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from sqlalchemy import JSON, Text, bindparam, column, delete, func, insert, select
+from sqlalchemy import JSON, Text, and_, bindparam, column, delete, func, insert, or_, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.clock import database_now
@@ -27,6 +27,7 @@ from holdfast.tracing.schema import lineage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.message import Message
@@ -35,6 +36,9 @@ PATH: Final = "x-causation-path"
 """The header that carries the types of the events that led to this one, the first cause first."""
 _MOST_TYPE = 60
 _PRUNED_AT_ONCE = 1000
+REACH: Final = 1_000_000
+"""How many numbers away from a row others of its kind are looked for."""
+_SPANS = (10_000, 100_000, REACH)
 _json = msgspec.json.Encoder().encode
 _insert = insert(lineage).values(at=database_now())
 _SAME = ("outcome", "service", "error")
@@ -169,9 +173,10 @@ class Lineage:
 
     def _prune_some(self, db: Connection) -> int:
         # By number, which grows with time: the table needs no index for it.
-        oldest = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(_PRUNED_AT_ONCE)
-        limit = db.execute(select(database_now())).scalar_one() - self.retention_seconds
-        old = [row.seq for row in db.execute(oldest) if row.at < limit]
+        first = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(_PRUNED_AT_ONCE)
+        oldest = first.subquery()
+        limit = select(database_now() - self.retention_seconds).scalar_subquery()
+        old = db.execute(select(oldest.c.seq).where(oldest.c.at < limit)).scalars().all()
         if old:
             db.execute(delete(lineage).where(lineage.c.seq.in_(old)))
         return len(old)
@@ -266,7 +271,7 @@ def records_of(db: Connection, reference: str, *, most: int | None = None) -> li
     found = _records(db, reference, most)
     if found:
         return found
-    known = select(lineage.c.correlation_id).where(lineage.c.event_id == fitted(reference))
+    known = select(lineage.c.correlation_id).where(_caused(fitted(reference)))
     correlation = db.execute(known.limit(1)).scalar()
     return [] if correlation is None else _records(db, correlation, most)
 
@@ -274,6 +279,36 @@ def records_of(db: Connection, reference: str, *, most: int | None = None) -> li
 def _records(db: Connection, correlation: str, most: int | None) -> list[LineageRecord]:
     wanted = select(lineage).where(lineage.c.correlation_id == fitted(correlation))
     return [record_of(row) for row in db.execute(wanted.order_by(lineage.c.seq).limit(most))]
+
+
+def about_event(event_id: str) -> ColumnElement[bool]:
+    """Return the condition of the rows about one event, by an index in either case."""
+    first = and_(lineage.c.correlation_id == event_id, lineage.c.event_id == event_id)
+    return or_(_caused(event_id), first)
+
+
+def _caused(event_id: str) -> ColumnElement[bool]:
+    """Return the condition of rows about an event that did not begin its correlation."""
+    return and_(lineage.c.event_id == event_id, lineage.c.event_id != lineage.c.correlation_id)
+
+
+def beside(
+    db: Connection, wanted: Select[Any], number: int, *, forward: bool, most: int
+) -> list[Any]:
+    """Return the *most* rows that *wanted* finds nearest to the row *number*, on one side of it.
+
+    No index knows more than numbers, so it looks at the nearest first and at `REACH` at most.
+    """
+    found: list[Any] = []
+    seq, near = lineage.c.seq, 0
+    for far in _SPANS:
+        span = (number + near + 1, number + far) if forward else (number - far, number - near - 1)
+        some = wanted.where(seq.between(*span)).order_by(seq if forward else seq.desc())
+        found += db.execute(some.limit(most - len(found))).all()
+        if len(found) == most:
+            break
+        near = far
+    return found
 
 
 def record_of(row: Any) -> LineageRecord:
