@@ -12,7 +12,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from sqlalchemy import JSON, Text, and_, bindparam, column, delete, func, insert, or_, select
+from sqlalchemy import (
+    JSON,
+    Text,
+    and_,
+    bindparam,
+    column,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.clock import database_now
@@ -163,23 +174,21 @@ class Lineage:
     ) -> int:
         """Delete what is older than the retention, for at most *seconds*; return how many."""
         began, count = clock.monotonic(), 0
-        while True:
-            gone = transact(engine, self._prune_some, clock=clock)
+        while gone := transact(engine, self._prune_some, clock=clock):
             count += gone
-            if gone < _PRUNED_AT_ONCE:
-                return count
             if seconds is not None and clock.monotonic() - began >= seconds:
-                return count
+                break
+        return count
 
     def _prune_some(self, db: Connection) -> int:
         # By number, which grows with time: the table needs no index for it.
-        first = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(_PRUNED_AT_ONCE)
-        oldest = first.subquery()
+        first = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(1).subquery()
         limit = select(database_now() - self.retention_seconds).scalar_subquery()
-        old = db.execute(select(oldest.c.seq).where(oldest.c.at < limit)).scalars().all()
-        if old:
-            db.execute(delete(lineage).where(lineage.c.seq.in_(old)))
-        return len(old)
+        oldest = db.execute(select(first.c.seq).where(first.c.at < limit)).scalar()
+        if oldest is None:
+            return 0
+        among = lineage.c.seq.between(oldest, oldest + _PRUNED_AT_ONCE - 1)
+        return db.execute(delete(lineage).where(among, lineage.c.at < limit)).rowcount
 
     def _write(
         self,
