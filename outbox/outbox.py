@@ -19,18 +19,18 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.codec import JsonCodec
 from holdfast.db.sql import statements
+from holdfast.db.text import fitted
 from holdfast.errors import ConfigurationError, MessageTooLarge
 from holdfast.message import Message
 from holdfast.outbox.event import Event, Options, event_of
 from holdfast.outbox.rows import values
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.tracing import switch
-from holdfast.tracing.lineage import WRITE_MANY, WRITTEN_AT_ONCE, LineageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import ColumnClause, Insert, Table, TextClause
+    from sqlalchemy import ColumnClause, Table, TextClause
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -120,7 +120,7 @@ def insert_all(db: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> 
     dialect = db.dialect
     if len(rows) > 1 and dialect.name == "postgresql":
         # psycopg sends one statement per row otherwise; as arrays they take longer than as JSON.
-        command = _filling(table.name)
+        command = _filling(f"fill_{table.name}")
         for some in _portions(rows):
             db.execute(command, {"events": _events(some)})
     elif len(rows) > 1 and dialect.name == "sqlite" and dialect.insert_executemany_returning:
@@ -130,17 +130,29 @@ def insert_all(db: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> 
         db.execute(insert(table), rows)
 
 
+def insert_with_lineage(
+    db: Connection, rows: Sequence[dict[str, Any]], messages: Sequence[Message], lineage: Lineage
+) -> None:
+    """Insert *rows* of the outbox and their lineage: PostgreSQL only, one round trip for both.
+
+    The events go there once, and are taken apart once.
+    """
+    both = []
+    for row, message, told in zip(rows, messages, lineage.staged(messages), strict=True):
+        own = str(row["id"])
+        if own != message.id:  # the outbox writes ids its own way
+            told["event_id"] = fitted(message.id)
+        both.append({**row, **told, "id": own})
+    for some in _portions(both):
+        about = {"events": _events(some), "service": lineage.service}
+        db.execute(_filling("fill_with_lineage"), about)
+
+
 @cache
-def _filling(table: str) -> TextClause:
-    """Return PostgreSQL's statement that inserts many rows, which come as JSON."""
-    command = statements("holdfast.outbox", "postgresql")[f"fill_{table}"]
+def _filling(name: str) -> TextClause:
+    """Return PostgreSQL's statement *name* that inserts many rows, which come as JSON."""
+    command = statements("holdfast.outbox", "postgresql")[name]
     return command.bindparams(bindparam("events", type_=Text))
-
-
-@cache
-def _filling_with_lineage() -> Insert:
-    """Return the same for the outbox, with the lineage of the events: one round trip for both."""
-    return WRITE_MANY.add_cte(_filling(outbox.name).columns(_NOTHING).cte("holdfast_events"))
 
 
 def _events(rows: Sequence[dict[str, Any]]) -> str:
@@ -331,19 +343,13 @@ class _Work:
         delays = self.delays
         now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
         with too_large_told(db, self.messages):
-            if self.lineage is not None and self._is_one_statement(dialect, now):
-                told = self.lineage.told(self.messages, LineageOutcome.PUBLISHED)
-                db.execute(_filling_with_lineage(), {"events": _events(rows), **told})
-                return
-            self._insert(db, dialect, rows, delays, now)
-        if self.lineage is not None:
-            self.lineage.published(db, self.messages)
-
-    def _is_one_statement(self, dialect: str, now: list[dict[str, Any]]) -> bool:
-        """Whether events and lineage go together: many, all due, and not too many."""
-        if dialect != "postgresql" or not 1 < len(now) <= WRITTEN_AT_ONCE:
-            return False
-        return len(now) == len(self.messages) and len(list(_portions(now))) == 1
+            if self.lineage is None:
+                self._insert(db, dialect, rows, delays, now)
+            elif dialect == "postgresql" and rows and len(now) == len(rows):
+                insert_with_lineage(db, rows, self.messages, self.lineage)
+            else:
+                self._insert(db, dialect, rows, delays, now)
+                self.lineage.published(db, self.messages)
 
     def _insert(
         self,

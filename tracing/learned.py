@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from holdfast.db.clock import database_now
 from holdfast.tracing.chain import Chain, MissingEvent
-from holdfast.tracing.lineage import LineageRecord, records_of
+from holdfast.tracing.lineage import LineageRecord, beside, records_of
 from holdfast.tracing.schema import lineage
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 200
 """Correlations that are learned from: the newest ones before the one that is asked about."""
+_ROWS = 10 * LOOKED_AT  # for a correlation has several of its first event: who handled it
 _ENOUGH, _NEARLY_ALL = 5, 0.9
 
 
@@ -101,18 +102,16 @@ def learn(databases: Sequence[Engine], chain: Chain) -> Learned:
 
 def _alike(databases: Sequence[Engine], root: str, but: str) -> list[str]:
     """Return the newest correlations that have an event of type *root*, without *but*."""
-    newest = func.max(lineage.c.seq)
-    wanted = (
-        select(lineage.c.correlation_id)
-        .where(lineage.c.type == root, lineage.c.correlation_id != but)
-        .group_by(lineage.c.correlation_id)
-        .order_by(newest.desc())
-        .limit(LOOKED_AT)
+    wanted = select(lineage.c.correlation_id).where(
+        lineage.c.type == root, lineage.c.correlation_id != but
     )
     found: dict[str, None] = {}
     for engine in databases:
         with engine.connect() as db:
-            found |= dict.fromkeys(db.execute(wanted).scalars())
+            newest = db.execute(select(func.max(lineage.c.seq))).scalar()
+            if newest is not None:
+                rows = beside(db, wanted, newest + 1, forward=False, most=_ROWS)
+                found |= dict.fromkeys(row.correlation_id for row in rows)
     return [*found][:LOOKED_AT]
 
 

@@ -12,7 +12,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from sqlalchemy import JSON, Text, bindparam, column, delete, func, insert, select
+from sqlalchemy import (
+    JSON,
+    Text,
+    and_,
+    bindparam,
+    column,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.clock import database_now
@@ -27,6 +38,7 @@ from holdfast.tracing.schema import lineage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.message import Message
@@ -35,6 +47,9 @@ PATH: Final = "x-causation-path"
 """The header that carries the types of the events that led to this one, the first cause first."""
 _MOST_TYPE = 60
 _PRUNED_AT_ONCE = 1000
+REACH: Final = 1_000_000
+"""How many numbers away from a row others of its kind are looked for."""
+_SPANS = (10_000, 100_000, REACH)
 _json = msgspec.json.Encoder().encode
 _insert = insert(lineage).values(at=database_now())
 _SAME = ("outcome", "service", "error")
@@ -45,7 +60,7 @@ _events = (
     .table_valued(*(column(name, lineage.c[name].type) for name in _VARIED), name="event")
     .render_derived(with_types=True)
 )
-WRITE_MANY = insert(lineage).from_select(
+_write_many = insert(lineage).from_select(
     [*_VARIED, *_SAME, "at"],
     select(
         *(
@@ -58,9 +73,9 @@ WRITE_MANY = insert(lineage).from_select(
         select(database_now()).scalar_subquery(),  # asked once, not for each row
     ),
 )
-"""PostgreSQL's: many rows by one statement, the events as JSON; what `Lineage.told` is for."""
+"""PostgreSQL's: many rows by one statement, the events as JSON."""
 WRITTEN_AT_ONCE = 5000
-"""How many events `WRITE_MANY` takes."""
+"""How many events that statement takes."""
 
 
 class LineageOutcome(StrEnum):
@@ -138,6 +153,14 @@ class Lineage:
         """Write that *messages* are published, in the transaction that stages them."""
         self._write(db, messages, LineageOutcome.PUBLISHED)
 
+    def staged(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """Return what each published message's row has beyond what the outbox's row has.
+
+        For who writes both by one statement. What is null, or the message's own id, is left out.
+        """
+        texts: dict[str, str] = {}
+        return [_origin(one, texts) for one in messages]
+
     def handled(self, db: Connection, messages: Sequence[Message]) -> None:
         """Write that *messages* are handled, in the transaction of their effects."""
         self._write(db, messages, LineageOutcome.HANDLED)
@@ -151,22 +174,21 @@ class Lineage:
     ) -> int:
         """Delete what is older than the retention, for at most *seconds*; return how many."""
         began, count = clock.monotonic(), 0
-        while True:
-            gone = transact(engine, self._prune_some, clock=clock)
+        while gone := transact(engine, self._prune_some, clock=clock):
             count += gone
-            if gone < _PRUNED_AT_ONCE:
-                return count
             if seconds is not None and clock.monotonic() - began >= seconds:
-                return count
+                break
+        return count
 
     def _prune_some(self, db: Connection) -> int:
         # By number, which grows with time: the table needs no index for it.
-        oldest = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(_PRUNED_AT_ONCE)
-        limit = db.execute(select(database_now())).scalar_one() - self.retention_seconds
-        old = [row.seq for row in db.execute(oldest) if row.at < limit]
-        if old:
-            db.execute(delete(lineage).where(lineage.c.seq.in_(old)))
-        return len(old)
+        first = select(lineage.c.seq, lineage.c.at).order_by(lineage.c.seq).limit(1).subquery()
+        limit = select(database_now() - self.retention_seconds).scalar_subquery()
+        oldest = db.execute(select(first.c.seq).where(first.c.at < limit)).scalar()
+        if oldest is None:
+            return 0
+        among = lineage.c.seq.between(oldest, oldest + _PRUNED_AT_ONCE - 1)
+        return db.execute(delete(lineage).where(among, lineage.c.at < limit)).rowcount
 
     def _write(
         self,
@@ -178,17 +200,11 @@ class Lineage:
         if len(messages) > 1 and db.dialect.name == "postgresql":
             # psycopg sends one statement per row otherwise, which costs several times as much.
             for start in range(0, len(messages), WRITTEN_AT_ONCE):
-                some = messages[start : start + WRITTEN_AT_ONCE]
-                db.execute(WRITE_MANY, self.told(some, outcome, error))
+                told = _written(messages[start : start + WRITTEN_AT_ONCE])
+                db.execute(_write_many, {"told": told, **self._same(outcome, error)})
         elif messages:
             same = self._same(outcome, error)
             db.execute(_insert, [_row(one) | same for one in messages])
-
-    def told(
-        self, messages: Sequence[Message], outcome: LineageOutcome, error: str | None = None
-    ) -> dict[str, str | None]:
-        """Return the parameters of `WRITE_MANY`, for one who sends it along with a statement."""
-        return {"told": _written(messages), **self._same(outcome, error)}
 
     def _same(self, outcome: LineageOutcome, error: str | None) -> dict[str, str | None]:
         return {
@@ -217,28 +233,37 @@ def _row(message: Message) -> dict[str, Any]:
 
 def _written(messages: Sequence[Message]) -> str:
     """Return the rows of *messages* as JSON; what is null, or twice in a row, is left out."""
-    texts: dict[str, str] = {}  # types, sources and topics, of which a batch has few
-
-    def short(text: str) -> str:
-        known = texts.get(text)
-        if known is None:
-            known = texts[text] = cut(text)
-        return known
-
+    texts: dict[str, str] = {}
     rows = []
     for one in messages:
-        row: dict[str, Any] = {
-            "event_id": fitted(one.id), "type": short(one.type), "source": short(one.source),
-            "topic": short(one.topic), "time": one.time.timestamp(),
-        }  # fmt: skip
+        row = _origin(one, texts)
+        row["event_id"] = fitted(one.id)
+        row["type"] = _short(one.type, texts)
+        row["topic"] = _short(one.topic, texts)
         if one.key is not None:
             row["message_key"] = cut(one.key_text)
-        if one.causation_id is not None:
-            row["causation_id"] = fitted(one.causation_id)
-        if one.correlation_id is not None and one.correlation_id != one.id:
-            row["correlation_id"] = fitted(one.correlation_id)
         rows.append(row)
     return _json(rows).decode()
+
+
+def _origin(message: Message, texts: dict[str, str]) -> dict[str, Any]:
+    """Return when and of what *message* came; what is null, or its own id, is left out."""
+    row: dict[str, Any] = {
+        "source": _short(message.source, texts), "time": message.time.timestamp()
+    }  # fmt: skip
+    if message.causation_id is not None:
+        row["causation_id"] = fitted(message.causation_id)
+    if message.correlation_id is not None and message.correlation_id != message.id:
+        row["correlation_id"] = fitted(message.correlation_id)
+    return row
+
+
+def _short(text: str, texts: dict[str, str]) -> str:
+    """Return *text* cut; *texts* are those known: a batch has few types, sources and topics."""
+    known = texts.get(text)
+    if known is None:
+        known = texts[text] = cut(text)
+    return known
 
 
 def path_of(message: Message) -> tuple[str, ...]:
@@ -255,7 +280,7 @@ def records_of(db: Connection, reference: str, *, most: int | None = None) -> li
     found = _records(db, reference, most)
     if found:
         return found
-    known = select(lineage.c.correlation_id).where(lineage.c.event_id == fitted(reference))
+    known = select(lineage.c.correlation_id).where(_caused(fitted(reference)))
     correlation = db.execute(known.limit(1)).scalar()
     return [] if correlation is None else _records(db, correlation, most)
 
@@ -263,6 +288,36 @@ def records_of(db: Connection, reference: str, *, most: int | None = None) -> li
 def _records(db: Connection, correlation: str, most: int | None) -> list[LineageRecord]:
     wanted = select(lineage).where(lineage.c.correlation_id == fitted(correlation))
     return [record_of(row) for row in db.execute(wanted.order_by(lineage.c.seq).limit(most))]
+
+
+def about_event(event_id: str) -> ColumnElement[bool]:
+    """Return the condition of the rows about one event, by an index in either case."""
+    first = and_(lineage.c.correlation_id == event_id, lineage.c.event_id == event_id)
+    return or_(_caused(event_id), first)
+
+
+def _caused(event_id: str) -> ColumnElement[bool]:
+    """Return the condition of rows about an event that did not begin its correlation."""
+    return and_(lineage.c.event_id == event_id, lineage.c.event_id != lineage.c.correlation_id)
+
+
+def beside(
+    db: Connection, wanted: Select[Any], number: int, *, forward: bool, most: int
+) -> list[Any]:
+    """Return the *most* rows that *wanted* finds nearest to the row *number*, on one side of it.
+
+    No index knows more than numbers, so it looks at the nearest first and at `REACH` at most.
+    """
+    found: list[Any] = []
+    seq, near = lineage.c.seq, 0
+    for far in _SPANS:
+        span = (number + near + 1, number + far) if forward else (number - far, number - near - 1)
+        some = wanted.where(seq.between(*span)).order_by(seq if forward else seq.desc())
+        found += db.execute(some.limit(most - len(found))).all()
+        if len(found) == most:
+            break
+        near = far
+    return found
 
 
 def record_of(row: Any) -> LineageRecord:

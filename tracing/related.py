@@ -14,7 +14,7 @@ from sqlalchemy import select
 from holdfast.db.tables import missing_tables, require_tables
 from holdfast.db.text import fitted
 from holdfast.tracing.chain import Chain, LineageEvent
-from holdfast.tracing.lineage import LineageOutcome, LineageRecord, record_of
+from holdfast.tracing.lineage import LineageOutcome, LineageRecord, about_event, beside, record_of
 from holdfast.tracing.schema import lineage, metadata
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MOST_RECORDS = 5000
 """Rows of a correlation that are read: of a larger one the first, and the event's own."""
 NEAREST = 3
-_LOOKED_AT = 1000  # rows of the same type on either side, among which the nearest are looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ def _read(db: Connection, event_id: str, correlation: str) -> tuple[list[Lineage
     is_cut = len(rows) > MOST_RECORDS
     found = {row.seq: record_of(row) for row in rows[:MOST_RECORDS]}
     if is_cut or not found:
-        own = select(lineage).where(lineage.c.event_id == event_id)
+        own = select(lineage).where(about_event(event_id))
         for row in db.execute(own.order_by(lineage.c.seq).limit(MOST_RECORDS)):
             found[row.seq] = record_of(row)
     return [found[seq] for seq in sorted(found)], is_cut
@@ -138,7 +137,7 @@ def _read(db: Connection, event_id: str, correlation: str) -> tuple[list[Lineage
 def _failure(db: Connection, event_id: str, group: str) -> _Failed | None:
     """Return where the event became a dead letter the last time, in *group* if that is known."""
     dead = select(lineage.c.seq, lineage.c.type, lineage.c.service).where(
-        lineage.c.event_id == event_id,
+        about_event(event_id),
         lineage.c.outcome == LineageOutcome.DEAD_LETTERED.value,
     )
     rows = db.execute(dead.order_by(lineage.c.seq.desc()).limit(100)).all()
@@ -157,19 +156,13 @@ class _Failed:
 
 def _nearest(db: Connection, failed: _Failed, *, forward: bool) -> tuple[Neighbour, ...]:
     """Return the nearest events of the type that the service handled, on one side in time."""
-    own = lineage.c.seq
-    order = own.asc() if forward else own.desc()
-    beside = own > failed.seq if forward else own < failed.seq
-    # The nearest of the type first, by its index; a service that handled none costs no more.
-    near = select(lineage).where(lineage.c.type == failed.type, beside).order_by(order)
-    bounded = near.limit(_LOOKED_AT).subquery()
-    wanted = select(bounded).where(
-        bounded.c.service == failed.service, bounded.c.outcome == LineageOutcome.HANDLED.value
-    )
-    ordered = wanted.order_by(bounded.c.seq.asc() if forward else bounded.c.seq.desc())
+    wanted = select(lineage).where(
+        lineage.c.type == failed.type, lineage.c.service == failed.service,
+        lineage.c.outcome == LineageOutcome.HANDLED.value,
+    )  # fmt: skip
     return tuple(
         Neighbour(
             event_id=row.event_id, correlation_id=row.correlation_id, key=row.message_key, at=row.at
         )
-        for row in db.execute(ordered.limit(NEAREST))
+        for row in beside(db, wanted, failed.seq, forward=forward, most=NEAREST)
     )

@@ -33,11 +33,18 @@ lineage = Table(
     Column("error", Text),
     Column("at", Double, nullable=False),
     Index("holdfast_lineage_correlation", "correlation_id"),
-    Index("holdfast_lineage_event", "event_id"),
-    Index("holdfast_lineage_type", "type", "seq"),
 )
 """One row per event and what a service did with it. `time` is the event's own, by the clock of its
-producer; `at` is when the row was written, by the clock of this database. Rows are only added."""
+producer; `at` is when the row was written, by the clock of this database. Rows are only added.
+
+Each index is paid for by every event: the first event of a correlation, whose id that is, is
+found by `correlation_id` alone, and types are looked for near a number."""
+Index(
+    "holdfast_lineage_caused",
+    lineage.c.event_id,
+    postgresql_where=lineage.c.event_id != lineage.c.correlation_id,
+    sqlite_where=lineage.c.event_id != lineage.c.correlation_id,
+)
 
 
 def create_tables(bind: Engine | Connection) -> None:

@@ -71,14 +71,34 @@ FROM (SELECT CAST(:holdfast_event AS json) AS e) AS one
 -- name: fill_holdfast_outbox
 INSERT INTO holdfast_outbox
     (id, aggregatetype, aggregateid, type, shard, headers, payload)
-SELECT CAST(e ->> 'id' AS uuid), e ->> 'aggregatetype', e ->> 'aggregateid', e ->> 'type',
-    CAST(e ->> 'shard' AS smallint), CAST(e ->> 'headers' AS json),
-    decode(e ->> 'payload', 'base64')
-FROM json_array_elements(CAST(:events AS json)) WITH ORDINALITY AS one (e, n) ORDER BY n
+SELECT id, aggregatetype, aggregateid, type, shard, CAST(headers AS json), decode(payload, 'base64')
+FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id uuid, aggregatetype text,
+    aggregateid text, type text, shard smallint, headers text, payload text)) WITH ORDINALITY
+ORDER BY ordinality
 -- name: fill_holdfast_outbox_delayed
 INSERT INTO holdfast_outbox_delayed
     (id, aggregatetype, aggregateid, type, shard, headers, payload, due)
-SELECT CAST(e ->> 'id' AS uuid), e ->> 'aggregatetype', e ->> 'aggregateid', e ->> 'type',
-    CAST(e ->> 'shard' AS smallint), CAST(e ->> 'headers' AS json),
-    decode(e ->> 'payload', 'base64'), CAST(e ->> 'due' AS double precision)
-FROM json_array_elements(CAST(:events AS json)) WITH ORDINALITY AS one (e, n) ORDER BY n
+SELECT id, aggregatetype, aggregateid, type, shard, CAST(headers AS json),
+    decode(payload, 'base64'), due
+FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id uuid, aggregatetype text,
+    aggregateid text, type text, shard smallint, headers text, payload text,
+    due double precision)) WITH ORDINALITY
+ORDER BY ordinality
+-- name: fill_with_lineage
+WITH event AS MATERIALIZED (
+    SELECT * FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id text,
+        aggregatetype text, aggregateid text, type text, shard smallint, headers text,
+        payload text, event_id text, correlation_id text, causation_id text, source text,
+        time double precision)) WITH ORDINALITY
+), staged AS (
+    INSERT INTO holdfast_outbox (id, aggregatetype, aggregateid, type, shard, headers, payload)
+    SELECT CAST(id AS uuid), aggregatetype, aggregateid, type, shard, CAST(headers AS json),
+        decode(payload, 'base64')
+    FROM event ORDER BY ordinality
+)
+INSERT INTO holdfast_lineage (event_id, type, correlation_id, causation_id, source, topic,
+    message_key, time, outcome, service, at)
+SELECT coalesce(event_id, id), type, coalesce(correlation_id, event_id, id), causation_id, source,
+    aggregatetype, aggregateid, time, 'published', :service,
+    (SELECT extract(epoch FROM clock_timestamp()))
+FROM event ORDER BY ordinality

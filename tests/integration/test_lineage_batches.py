@@ -11,6 +11,7 @@ from sqlalchemy import delete, event, select
 
 from holdfast import Message
 from holdfast.db import open_database
+from holdfast.ids import new_id
 from holdfast.outbox import Event, Outbox
 from holdfast.outbox import create_tables as create_outbox
 from holdfast.outbox import outbox as staging
@@ -117,3 +118,32 @@ def test_a_batch_that_rolls_back_leaves_nothing(engine: Engine) -> None:
         Lineage("shop").published(db, ODD)
         db.rollback()
     assert records(engine) == []
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_staged_events_have_the_lineage_that_is_written_by_itself(
+    engine: Engine, number: int
+) -> None:
+    """Whatever came before them, and in whatever form their ids are; PostgreSQL is asked once."""
+    create_outbox(engine)
+    shop = Lineage("shop")
+    ids = [new_id() for _ in range(4)]
+    messages = [
+        PLAIN.with_(id=ids[0], correlation_id=ids[0], source="snow ☃"),
+        PLAIN.with_(id=ids[1], correlation_id="y" * 400, causation_id="z" * 400, key=None),
+        PLAIN.with_(id=ids[2].upper(), correlation_id=ids[2].upper(), type="t" * 255),
+        PLAIN.with_(id=ids[3], correlation_id=None, causation_id=ids[0], source="s" * 300),
+    ][-number:]
+    with engine.begin() as db:
+        shop.published(db, messages)
+    singly = records(engine)
+    sent: list[str] = []
+    with engine.begin() as db:
+        event.listen(db, "before_cursor_execute", lambda *about: sent.append(about[2]))
+        Outbox(source="shop", lineage=shop).stage(db, messages)
+    assert records(engine) == singly
+    assert len(singly) == number
+    if engine.dialect.name == "postgresql":
+        assert len(sent) == 1
+    with engine.begin() as db:
+        db.execute(delete(outbox))
