@@ -143,7 +143,7 @@ def test_a_batch_leaves_when_it_is_whole(
 ) -> None:
     """Not message by message, which takes several times the CPU; the user's settings win."""
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(producer, "Producer", lambda configs: made.append(configs))
+    monkeypatch.setattr(producer, "Producer", made.append)
     settings = KafkaSettings.read(BrokerUrl.parse("kafka+confluent://broker:9092"), {})
     ConfluentDriver(settings, SYSTEM_CLOCK).producer(given, None)
     assert [configs.get("linger.ms") for configs in made] == [lingers]
