@@ -64,6 +64,11 @@ def executed(db: Session | Connection, statement: TextClause, values: Mapping[st
     return connection.exec_driver_sql(sql, ordered)
 
 
+def spelled(statement: TextClause, dialect: Dialect) -> str:
+    """Return one of `statements` as the driver of *dialect* takes it, with named values."""
+    return _spelled(statement, dialect)[0]
+
+
 @lru_cache(maxsize=500)
 def _spelled(statement: TextClause, dialect: Dialect) -> tuple[str, list[str] | None]:
     """Return *statement* as the driver takes it, and the order of its values if that has one."""

@@ -12,7 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, UnboundExecutionError
-from sqlalchemy.orm import scoped_session
 
 from holdfast.backoff import Backoff, Jitter
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -105,6 +104,8 @@ def waits_for(engine: Engine, given: Any) -> bool:
     file = _sqlite_file(engine)
     if file is None:
         return False
+    from sqlalchemy.orm import scoped_session  # a relay does without, and starts the sooner
+
     session = given() if isinstance(given, scoped_session) else given
     try:
         bound = session.get_bind() if hasattr(session, "get_bind") else session

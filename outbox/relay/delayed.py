@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.engine import looking
 from holdfast.db.sql import statements
 from holdfast.db.transactions import transact
 from holdfast.outbox.outbox import insert_all
@@ -39,20 +40,31 @@ class DelayedEvents:
         self._clock = clock
         self._looked = float("-inf")
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for `move` to look."""
+        return self._clock.monotonic() - self._looked >= _LOOK_SECONDS
+
+    def is_told(self, seconds: float | None) -> bool:
+        """Return whether an event is due, which somebody has just been told is in *seconds*."""
+        if seconds is not None and seconds <= 0:
+            return True
+        self._looked = self._clock.monotonic()
+        return False
+
     def move(self) -> int:
         """Move what is due now, if it is time to look; return how many were moved."""
-        now = self._clock.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if not self.is_due:
             return 0
+        now = self._clock.monotonic()
         moved = self._move_due()
         if moved < _MOST:
             self._looked = now
         return moved
 
     def _move_due(self) -> int:
-        with self._engine.connect() as db:
-            wait = db.execute(self._sql["next_due"]).scalar()
-            if wait is None or wait > 0:
+        with looking(self._engine).connect() as db:
+            if not self.is_told(db.execute(self._sql["next_due"]).scalar()):
                 return 0
         return transact(self._engine, self._promote, clock=self._clock)
 

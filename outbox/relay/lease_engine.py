@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.engine import at_one_moment, at_read_committed
-from holdfast.db.sql import statements
+from holdfast.db.sql import spelled, statements
 from holdfast.db.transactions import transact
 from holdfast.errors import DependencyDown
 from holdfast.outbox.relay.delayed import DelayedEvents
@@ -31,14 +31,17 @@ from holdfast.outbox.schema import SHARDS
 from holdfast.publishing import BatchPublisher, BatchSizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.relay.publishing import ShardSinks
     from holdfast.ports import Sink
 
-_SHORT_SECONDS = 0.001
+_FAST_SECONDS, _SLOW_SECONDS = 0.001, 0.005  # between two looks while events come one by one
+_LOOKS = 4  # for each event, at the rate of those before
+_TOGETHER_SECONDS, _TOGETHER_ROWS, _TOGETHER_BYTES = 0.1, 64, 1 << 16
+_IDLE, _RESTED = RelayStep(idle=True), RelayStep(rested=True)
 _BATCHES = 32  # after so many a scan ends, so that its snapshot holds up no vacuum for long
 _LONG = 32  # rows; a statement for a shorter run costs more than to find its rows one by one
 
@@ -74,6 +77,10 @@ class LeaseEngine:
         self._sent: list[Row] = []
         """The rows in flight."""
         self._deleter = Deleter(self._engine, self._leases, clock=clock)
+        self._clock = clock
+        self._found = float("-inf")
+        self._pause = _FAST_SECONDS
+        """Seconds between two looks while events come: a part of what lies between two events."""
 
     @property
     def shards(self) -> int:
@@ -85,6 +92,8 @@ class LeaseEngine:
         try:
             done = RelayStep()
             due = self._leases.due
+            if not due and self._is_quiet():
+                return _RESTED if self._deleter.rest(self._pause) else _IDLE
             if due or self._scan.ended:
                 done = self._begin_scan(due=due)
             if not self._leases.owned:
@@ -95,6 +104,21 @@ class LeaseEngine:
             if isinstance(error, ShardLeaseLost):
                 self._leases.drop()
             raise
+
+    def _is_quiet(self) -> bool:
+        """Whether a step would surely find nothing to do; costs a tenth of the step."""
+        scan = self._scan
+        if not scan.glances or self._missing.topics:
+            return False
+        try:
+            if self._delays.is_due and self._delays.is_told(scan.glance("next_due")):
+                return False
+            parking, leases = self._parking, self._leases
+            if parking.is_due(leases) and parking.is_told(leases, scan.glance("any_parked")):
+                return False
+            return not scan.sees_more(self._deleter.going)
+        except Exception:  # noqa: BLE001 - a step meets it too, and says what it means
+            return False
 
     def _begin_scan(self, *, due: bool) -> RelayStep:
         """Settle what is under way, renew the leases if *due*, start from the lowest row.
@@ -126,6 +150,7 @@ class LeaseEngine:
             self._deleter.finish()
             raise
         if batch.rows:
+            self._keep_pace()
             self._sent = batch.rows
             self._publisher.send(batch.messages, here=self._scan.ended)
         self._deleter.start(landed.done)
@@ -133,9 +158,14 @@ class LeaseEngine:
         if self._scan.ended:
             done = done.plus(self._settle(wait=not is_brief))
         is_idle = not (batch.rows or done.published or done.parked)
-        if is_idle and self._deleter.rest(_SHORT_SECONDS):
+        if is_idle and self._deleter.rest(self._pause):
             return replace(done, rested=True)
         return replace(done, idle=is_idle)
+
+    def _keep_pace(self) -> None:
+        """Look as often as events come: they wait a few milliseconds, however few they are."""
+        last, self._found = self._found, self._clock.monotonic()
+        self._pause = min(max((self._found - last) / _LOOKS, _FAST_SECONDS), _SLOW_SECONDS)
 
     def _read(self) -> Batch:
         # Asked for before: a deletion may end between the moment that is read and this one.
@@ -173,14 +203,17 @@ class LeaseEngine:
         return batch.only(rows), parked + self._parking.refuse(self._leases, refused)
 
     def _settle(self, *, wait: bool) -> RelayStep:
-        """Wait for the batch in flight, and begin to delete what the broker took of it.
+        """Wait for the batch in flight, and see to it that what the broker took is deleted.
 
         With *wait* it is deleted when this returns.
         """
+        size = size_of(self._sent) if self._publisher.in_flight else 0
         outcome = self._collect()
-        self._deleter.start(outcome.done)
-        if wait or self._deleter.has_ended:
+        if wait:
+            self._deleter.start(outcome.done)
             self._deleter.finish()
+        else:
+            self._deleter.put_off(outcome.done, size)
         return RelayStep(published=len(outcome.done), parked=len(outcome.refused))
 
     def _start_over(self) -> None:
@@ -209,51 +242,98 @@ class Deleter:
     A scan does not see what is deleted during it, and what was not deleted when it ends is
     waited for, or left out, before the next begins: so nothing is read twice. A relay whose
     leases ran out deletes nothing. SQLite has one writer for all and gains nothing by a thread.
+
+    Rows that come one by one are put off, and share a transaction: which costs more than to
+    read and publish them. That is for 100 ms, 64 rows or 64 kB at most.
     """
 
     def __init__(self, engine: Engine, leases: Leases, *, clock: Clock) -> None:
-        self.going: Sequence[int] = ()
-        """The rows that are being deleted."""
         self._engine = engine
         self._leases = leases
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
         self._running: Future[None] | None = None
+        self._started: Sequence[int] = ()
+        self._later: list[int] = []
+        self._size, self._since = 0, 0.0
+        """Of what was put off: its bytes, and since when."""
 
     @property
-    def has_ended(self) -> bool:
-        """Whether a deletion has ended and `finish` was not called yet."""
-        return self._running is not None and self._running.done()
+    def going(self) -> list[int]:
+        """The rows that are being deleted, or soon will be."""
+        return [*self._started, *self._later]
 
     def start(self, seqs: Sequence[int]) -> None:
-        """Begin to delete *seqs*, after the deletion before."""
-        if not seqs:
-            return
-        self.finish()
+        """Begin to delete *seqs* and what was put off, after the deletion before."""
+        if seqs:
+            self._start(seqs)
+
+    def _start(self, seqs: Sequence[int] = ()) -> None:
+        self._await()
+        later, self._later, self._size = self._later, [], 0
+        seqs = [*later, *seqs] if later else seqs
         if self._engine.dialect.name == "sqlite":
             self._delete(seqs)
         else:
-            self.going = seqs
+            self._started = seqs
             self._running = self._thread.submit(self._delete, seqs)
 
+    def put_off(self, seqs: Sequence[int], size: int) -> None:
+        """Delete *seqs*, rows of *size* bytes, together with those that come next."""
+        if self._running is not None and self._running.done():
+            self._await()
+        if seqs and not self._later:
+            self._since = self._clock.monotonic()
+        self._later += seqs
+        self._size += size
+        if len(self._later) >= _TOGETHER_ROWS or self._size >= _TOGETHER_BYTES or self._left <= 0:
+            self._start()
+
+    @property
+    def _left(self) -> float:
+        """Seconds for which the rows that were put off may wait; without any, for ever."""
+        if not self._later:
+            return float("inf")
+        return self._since + _TOGETHER_SECONDS - self._clock.monotonic()
+
     def finish(self) -> None:
-        """Return once nothing is being deleted; what went wrong with it is raised here."""
-        running, self._running, self.going = self._running, None, ()
+        """Return once nothing is left to delete; what went wrong with it is raised here."""
+        if self._later:
+            self._start()
+        self._await()
+
+    def _await(self) -> None:
+        running, self._running, self._started = self._running, None, ()
         if running is not None:
             running.result()
 
     def rest(self, seconds: float) -> bool:
-        """Return whether something is being deleted, after *seconds* or when it has ended."""
-        if self._running is None:
+        """Return whether something is to be deleted, after *seconds* or when that has changed.
+
+        What was put off for long enough is begun with.
+        """
+        if self._running is not None:
+            wait([self._running], seconds)
+            if self._running.done():
+                self._await()
+            return True
+        if not self._later:
             return False
-        wait([self._running], seconds)
+        left = self._left
+        if left > 0:
+            self._clock.sleep(min(left, seconds))
+        else:
+            self._start()
         return True
 
     def drop(self) -> None:
         """Return once nothing is being deleted; if it failed, its rows are read again."""
-        running, self._running, self.going = self._running, None, ()
+        running, self._running, self._started = self._running, None, ()
         if running is not None:
             running.exception()
+        later, self._later, self._size = self._later, [], 0
+        if later:  # the broker has them: whatever else went wrong, they need not go again
+            self._thread.submit(self._delete, later).exception()
 
     def close(self) -> None:
         """End the thread."""
@@ -292,6 +372,8 @@ class TableScan:
         self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._sizer = BatchSizer(batch)
         self._db: Connection | None = None
+        self._glance: Any = None
+        """A cursor of psycopg's on the connection that is kept."""
         self._after = 0
         self._batches = 0
         self.ended = True
@@ -305,6 +387,9 @@ class TableScan:
         self._after, self._batches, self.ended = 0, 0, False
         if self._frozen and self._db is None:
             self._db = self._kept() if self.brief else at_one_moment(self._engine)
+            if self.brief and self._db is not None and self._engine.dialect.driver == "psycopg":
+                raw: Any = self._db.connection.driver_connection
+                self._glance = raw.cursor()
 
     def read(self) -> list[Row]:
         """Return the next rows; a short batch, or many of them, end the scan."""
@@ -331,9 +416,32 @@ class TableScan:
             self._after = rows[-1].seq
         return rows
 
+    @property
+    def glances(self) -> bool:
+        """Whether `glance` can be used: between brief scans, on their connection."""
+        return self.brief and self.ended and self._glance is not None
+
+    def glance(self, name: str, where: Mapping[str, str] | None = None) -> Any:
+        """Return the one value that the statement *name* finds; None without any.
+
+        By the driver itself: what SQLAlchemy does around so small a statement costs several
+        times as much, and this is asked many times a second. Errors are the driver's own.
+        """
+        self._glance.execute(spelled(self._sql[name], self._engine.dialect), where)
+        row = self._glance.fetchone()
+        return None if row is None else row[0]
+
+    def sees_more(self, but: Sequence[int]) -> bool:
+        """Whether a scan would find a row that is not in *but*."""
+        where = {"but": self._leases.listed(but)}
+        if len(self._leases.owned) == SHARDS:
+            return self.glance("glance_all", where) is not None
+        where["shards"] = self._leases.listed(self._leases.owned)
+        return self.glance("glance", where) is not None
+
     def end(self) -> None:
         """Let the snapshot go; the next `begin` takes a new one."""
-        self.ended, self.brief = True, False
+        self.ended, self.brief, self._glance = True, False, None
         db, self._db = self._db, None
         if db is not None:
             db.close()

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.engine import looking
 from holdfast.db.sql import statements
 from holdfast.db.text import MOST_TEXT, cut
 from holdfast.db.transactions import transact
@@ -55,20 +56,31 @@ class Parking:
         self._pause = _LOOK_SECONDS
         self._shards: object = None
 
+    def is_due(self, leases: Leases) -> bool:
+        """Whether it is time for `refresh`."""
+        is_fresh = self._clock.monotonic() - self._looked < self._pause
+        return not is_fresh or self._shards is not leases.owned
+
+    def is_told(self, leases: Leases, found: object) -> bool:
+        """Return whether anything is parked, which somebody has just *found*, or has not."""
+        if found:
+            return True
+        self._keys, self._looked, self._pause = set(), self._clock.monotonic(), _LOOK_SECONDS
+        self._shards = leases.owned
+        return False
+
     def refresh(self, leases: Leases, sink: RelaySink) -> int:
         """Learn which keys are parked; publish what was released and return how many went.
 
         Now and then, and always after a renewal: it may have brought a shard of which the
         former owner has parked a key since.
         """
-        now = self._clock.monotonic()
-        if now - self._looked < self._pause and self._shards is leases.owned:
+        if not self.is_due(leases):
             return 0
+        now = self._clock.monotonic()
         # Until a look has succeeded, what is known may be of another owner's time.
         owned, self._shards = leases.owned, None
-        if not self._any():
-            self._keys, self._looked, self._pause = set(), now, _LOOK_SECONDS
-            self._shards = owned
+        if not self.is_told(leases, self._any()):
             return 0
         with self._engine.connect() as db:
             released = self._released(db, leases)
@@ -89,7 +101,7 @@ class Parking:
 
     def _any(self) -> bool:
         """Whether anything is parked at all; a quick look, for the next event waits for it."""
-        with self._engine.connect() as db:
+        with looking(self._engine).connect() as db:
             return db.execute(_ONE).first() is not None
 
     def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

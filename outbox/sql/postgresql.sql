@@ -52,6 +52,15 @@ FROM holdfast_outbox
 WHERE seq > :after
 AND NOT aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(CAST(:held AS json))))
 ORDER BY seq LIMIT :most
+-- name: glance
+SELECT seq FROM holdfast_outbox
+WHERE NOT seq = ANY (CAST(:but AS bigint[])) AND shard = ANY (CAST(:shards AS smallint[]))
+ORDER BY seq LIMIT 1
+-- name: glance_all
+SELECT seq FROM holdfast_outbox
+WHERE NOT seq = ANY (CAST(:but AS bigint[])) ORDER BY seq LIMIT 1
+-- name: any_parked
+SELECT seq FROM holdfast_outbox_parked LIMIT 1
 -- name: delete
 DELETE FROM holdfast_outbox WHERE seq = ANY (CAST(:seqs AS bigint[]))
 -- name: delete_run

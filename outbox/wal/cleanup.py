@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
     from holdfast.outbox.relay.leases import Leases
 
-EVERY_SECONDS, EVERY_ROWS = 0.1, 2000
+EVERY_SECONDS, EVERY_ROWS = 0.25, 2000
 FIRST_ROWS = 64
 """How many rows may be published before the first of them is deleted."""
 _POLL_SECONDS = 0.005
@@ -118,6 +118,11 @@ class Cleaner:
                 if self._clock.monotonic() >= until:
                     return
                 self._clock.sleep(_POLL_SECONDS)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to delete."""
+        return self._running is None and not self._waiting
 
     @property
     def unfinished(self) -> set[int]:

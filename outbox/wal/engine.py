@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.outbox.wal")
 
-_IDLE_SECONDS = 0.05
+_IDLE_SECONDS, _LAZY_SECONDS = 0.05, 0.25
 _BUSY_SECONDS = 0.5  # between two looks at a slot that somebody else reads
 _FLUSH_SECONDS = 1.0
 
@@ -41,7 +41,7 @@ _FLUSH_SECONDS = 1.0
 class WalEngine:
     """PostgreSQL only: one relay reads the slot, others wait to take over.
 
-    A step is bounded: when nothing happens it returns after 50 ms. At its start, and
+    A step is bounded: when nothing happens it returns after 250 ms. At its start, and
     whenever the slot was lost, it publishes what the table holds and then goes on with the
     stream, without a gap and in the order of each key. Slots belong to
     the whole server, so the slot is named after the database unless *slot* says otherwise.
@@ -218,7 +218,8 @@ class WalEngine:
         received = reading.receive()
         moved = received or step.published or step.parked
         if not (moved or self._sendable(reading) or self._dispatch.ready):
-            reading.wait(_IDLE_SECONDS)
+            is_settled = self._cleaner.is_done and reading.caught_up and not self._missing.topics
+            reading.wait(_LAZY_SECONDS if is_settled else _IDLE_SECONDS)
             received = reading.receive()
             step = self._dispatch.advance()  # nothing was moved before
         if self._sendable(reading):

@@ -6,10 +6,12 @@ import secrets
 import threading
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, func, insert, select, text
+from sqlalchemy import create_engine, event, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from holdfast import BrokerDown, Message, MessageTooLarge, Transient
@@ -143,6 +145,140 @@ def test_an_event_does_not_wait_until_those_before_it_are_deleted(engine: Engine
         relay.stop()
         thread.join(90)
     assert sink.keys == ["a", "b"]
+
+
+@contextmanager
+def deletions(engine: Engine) -> Iterator[list[str]]:
+    """Collect the statements that delete from the outbox inside the block."""
+    seen: list[str] = []
+
+    def note(_db: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "DELETE" in statement and "seq" in statement:
+            seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def idled(moving: LeaseEngine) -> None:
+    """Step until nothing is to be done, twice: the next scan is a brief one then."""
+    for _ in range(2):
+        while not moving.step().idle:
+            pass
+
+
+@pytest.mark.parametrize("engine", ["postgres", "mariadb"], indirect=True)
+def test_events_that_come_one_by_one_are_deleted_together(engine: Engine) -> None:
+    """Each is published at once and only once; a transaction for each would cost the most."""
+    sink, clock = NullSink(), VirtualClock(auto=True)
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=clock)
+    idled(moving)
+    with deletions(engine) as seen:
+        for key in "abcdefgh":
+            stage(engine, 1, key)
+            assert moving.step().published == 1
+        assert (sink.keys, size(engine), len(seen)) == (list("abcdefgh"), 8, 0)
+        while not moving.step().idle:  # the clock goes on while it rests
+            pass
+        assert (sink.keys, size(engine), len(seen)) == (list("abcdefgh"), 0, 1)
+    moving.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("how", ["many", "large"])
+def test_few_and_small_events_wait_for_their_deletion(engine: Engine, how: str) -> None:
+    """What is put off is read again by each look, and repeated after a kill: that is bounded."""
+    sink, clock = NullSink(), VirtualClock(auto=True)
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=clock)
+    idled(moving)
+    bodies = ["x"] * 64 if how == "many" else ["x" * 70_000]
+    with deletions(engine) as seen:
+        for body in bodies:
+            with Session(engine) as session, session.begin():
+                Outbox().add(session, body, topic="t", key="k")
+            while not moving.step().published:
+                pass
+        wait_until(lambda: bool(seen), what="a deletion has begun")
+    moving.close()
+    assert len(sink.taken) == len(bodies)
+
+
+@pytest.mark.parametrize("engine", ["postgres", "mariadb"], indirect=True)
+def test_an_outage_of_the_broker_repeats_nothing_that_it_took_before(engine: Engine) -> None:
+    """Also what waits to be deleted when the broker goes down is deleted."""
+    sink = NullSink()
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=VirtualClock(auto=True))
+    idled(moving)
+    stage(engine, 1, "a")
+    assert moving.step().published == 1
+    assert size(engine) == 1
+    sink.down = True
+    stage(engine, 1, "b")
+    with pytest.raises(BrokerDown):
+        moving.step()
+    assert size(engine) == 1
+    sink.down = False
+    assert Relay(moving).run_once() == 1
+    assert sink.keys == ["a", "b"]
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_a_quiet_relay_asks_one_small_question(engine: Engine) -> None:
+    """No step goes by for nothing, and an event that comes is found by the next."""
+    sink, clock = NullSink(), VirtualClock(auto=True)
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=clock)
+    idled(moving)
+    asked: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _db, _cursor, sql, *_: asked.append(sql))
+    for _ in range(5):
+        assert moving.step().idle
+    assert not asked  # of SQLAlchemy
+    stage(engine, 1, "a")
+    assert moving.step().published == 1
+    moving.close()
+    assert size(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_an_event_that_commits_late_is_found_below_those_that_wait_to_be_deleted(
+    engine: Engine,
+) -> None:
+    """Its number is lower than theirs; a look that began above them would pass it by."""
+    sink, clock = NullSink(), VirtualClock(auto=True)
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=clock)
+    idled(moving)
+    with engine.connect() as late:
+        Outbox().add(late, {}, topic="t", key="late")
+        stage(engine, 1, "early")
+        assert moving.step().published == 1
+        assert moving.step().rested
+        late.commit()
+    assert moving.step().published == 1
+    moving.close()
+    assert (sink.keys, size(engine)) == (["early", "late"], 0)
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_a_quiet_relay_notices_that_its_connection_is_gone(engine: Engine) -> None:
+    """It goes on with another, and loses nothing."""
+    sink = NullSink()
+    moving = LeaseEngine(engine, sink, terms=LeaseTerms(seconds=600), clock=VirtualClock(auto=True))
+    idled(moving)
+    with engine.begin() as db:
+        db.execute(
+            text(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+    with pytest.raises(DBAPIError):
+        moving.step()
+    stage(engine, 1, "a")
+    assert Relay(moving).run_once() == 1
+    assert (sink.keys, size(engine)) == (["a"], 0)
 
 
 def test_a_relay_whose_lease_was_taken_deletes_nothing(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from holdfast.brokers.kafka.broker import KafkaSettings
 from holdfast.brokers.kafka.confluent import producer
+from holdfast.brokers.kafka.confluent.driver import ConfluentDriver
 from holdfast.brokers.kafka.confluent.producer import ConfluentProducer
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidMessage
@@ -45,10 +46,14 @@ class Librdkafka:
         self._plain = configs.get("enable.idempotence") is False
         self._terse = bool(configs.get("delivery.report.only.error"))
         self._queue: list[tuple[bytes, Any]] = []
-        self._broken = False
+        self._room = int(configs.get("queue.buffering.max.messages", 100_000))
 
-    def produce(self, _topic: str, body: bytes, _key: bytes, _lane: int, report: Any,
-                *_: Any) -> None:  # fmt: skip
+    def produce(self, _topic: str, body: bytes, _key: bytes, _lane: int = -1, report: Any = None,
+                *_: Any, on_delivery: Any = None, headers: Any = None) -> None:  # fmt: skip
+        del headers
+        report = report or on_delivery
+        if len(self._queue) >= self._room:
+            raise BufferError
         self._queue.append((body, report))
 
     def flush(self, _seconds: float) -> int:
@@ -115,3 +120,30 @@ def test_a_prepared_producer_needs_no_new_client(publishing: ConfluentProducer) 
     for _ in range(2):
         publish(publishing, b"1", located=False)
     assert Librdkafka.made == before
+
+
+def test_a_queue_that_is_full_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it to linger: a small queue of the user's own would be slow."""
+    monkeypatch.setattr(Librdkafka, "made", 0, raising=False)
+    monkeypatch.setattr(Librdkafka, "stored", [], raising=False)
+    monkeypatch.setattr(producer, "Producer", Librdkafka)
+    settings = KafkaSettings.read(BrokerUrl.parse("kafka+confluent://broker:9092"), {})
+    small = ConfluentProducer({"queue.buffering.max.messages": 2}, settings, SYSTEM_CLOCK)
+    results = publish(small, b"1", b"2", b"3", b"4", b"5", located=False)
+    assert not any(result.error for result in results)
+    assert Librdkafka.stored == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "lingers"),
+    [({}, 500), ({"linger.ms": 3}, 3), ({"message.timeout.ms": 100}, None)],
+)
+def test_a_batch_leaves_when_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], lingers: int | None
+) -> None:
+    """Not message by message, which takes several times the CPU; the user's settings win."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(producer, "Producer", made.append)
+    settings = KafkaSettings.read(BrokerUrl.parse("kafka+confluent://broker:9092"), {})
+    ConfluentDriver(settings, SYSTEM_CLOCK).producer(given, None)
+    assert [configs.get("linger.ms") for configs in made] == [lingers]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
 
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one setting
+_LINGER_MS = 500  # a timeout of the user's own must be longer, so it goes without
 _OURS = ("bootstrap.servers", "metadata.broker.list", "group.id", "transactional.id")
 
 
@@ -65,6 +66,10 @@ class ConfluentDriver:
             # The sink drops a late batch whole; were the client to drop one message of a
             # key, a later one could still be stored.
             own["message.timeout.ms"] = 0
+            # A sink flushes behind each batch, and a flush does not linger. Its thread that
+            # sends is left alone until then: woken for a few messages each time, it would
+            # need several times the CPU for the same batch.
+            own["linger.ms"] = _LINGER_MS
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
         elif not _is_off(self._with({}, native).get("enable.idempotence", True)):
