@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,11 +21,13 @@ from sqlalchemy import (
     update,
 )
 
+from holdfast.brokers import connect
 from holdfast.db.audit import Operator
 from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.capture.capture import CaptureSettings
 from holdfast.dlq.replay import Selection
 from holdfast.dlq.store.schema import message, overtaken
+from holdfast.headers import replay_topic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
 from tests.dead_letters import failed
@@ -136,3 +139,12 @@ def url_of(engine: Engine, folder: Path) -> str:
     file = folder / "store-url"
     file.write_text(engine.url.render_as_string(hide_password=False))
     return f"${{file:{file}}}"
+
+
+def replay_topics(url: str, topic: str, group: str) -> str:
+    """Make the original topic and the one by which the group gets what is replayed."""
+    private = replay_topic(topic, group)
+    with closing(connect(url)) as broker:
+        broker.create_topic(topic, partitions=3)
+        broker.create_topic(private, partitions=3)
+    return private

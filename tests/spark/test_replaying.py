@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
 from holdfast.db.engine import open_database
 from holdfast.dlq.replay import EndingKind, Plans, Rate, ReplayOptions, Selection, StopPolicy
@@ -19,12 +17,11 @@ from holdfast.dlq.replay.lane_sender import LanesSender
 from holdfast.dlq.replay.lease import TakenPlan
 from holdfast.dlq.replay.plan import PlanState
 from holdfast.dlq.replay.sender import Pace
-from holdfast.headers import replay_topic
 from holdfast.spark_jobs.planning import PlanRequest, make_plan
 from holdfast.spark_jobs.replaying import SparkLanes, check_plan
 from holdfast.testing import wait_until
-from tests.spark.billing import Billing, effects, in_order, metadata
-from tests.spark.replaying import ADA, copied, letters, url_of
+from tests.spark.billing import Billing, check_effects, effects, metadata
+from tests.spark.replaying import ADA, copied, letters, replay_topics, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,15 +75,6 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-def topics(url: str, topic: str, group: str) -> str:
-    """Make the original topic and the one by which the group gets what is replayed."""
-    private = replay_topic(topic, group)
-    with closing(connect(url)) as broker:
-        broker.create_topic(topic, partitions=3)
-        broker.create_topic(private, partitions=3)
-    return private
-
-
 class Leader:
     """Leads a plan in a thread, as a driver of its own would."""
 
@@ -135,23 +123,12 @@ def kill_workers(spark: SparkSession) -> int:
     return len(killed)
 
 
-def check_effects(store: Engine, billing: Billing, count: int, most_copies: int) -> None:
-    """Check that all was delivered, little of it twice, and took effect once and in order."""
-    assert set(billing.copies) == {f"{billing.group}-{n:06}" for n in range(count)}
-    assert billing.copies.total() - count <= most_copies
-    found = in_order(store)
-    assert sum(map(len, found.values())) == count
-    found.pop(None)
-    assert all(numbers == sorted(numbers) for numbers in found.values())
-    assert found["hot"] == list(range(1, count, 2))
-
-
 def test_a_replay_through_killed_workers_and_a_resume_has_every_effect_once_and_in_order(
     spark: SparkSession, store: Engine, kafka: Any, tmp_path: Path
 ) -> None:
     """At most one batch of each lane that was killed is delivered again; verify agrees."""
     count, topic, group = 1500, "spark-orders", "spark-billing"
-    private = topics(kafka.url, topic, group)
+    private = replay_topics(kafka.url, topic, group)
     copied(store, letters(1, key=lambda _: "x", topic=topic, group=group)[0], count, group=group)
     database, plans = url_of(store, tmp_path), Plans(store)
     policy = StopPolicy(canary=10, ramp=(), patience=90)
@@ -196,7 +173,7 @@ def test_a_hundred_thousand_messages_arrive_through_three_kills_and_a_resume(
 ) -> None:
     """As above, at full speed, with the lanes killed again and again."""
     count, batch, topic, group = 100_000, 500, "bulk-orders", "bulk-billing"
-    private = topics(kafka.url, topic, group)
+    private = replay_topics(kafka.url, topic, group)
     with store.begin() as db:
         db.execute(effects.delete())
     copied(store, letters(1, key=lambda _: "x", topic=topic, group=group)[0], count, group=group)
