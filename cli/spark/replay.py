@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.display import print_json, say
+from holdfast.cli.display import note, print_json, say
 from holdfast.cli.dlq.options import LetterFilter, Letters, Names, dead_letters, operator
 from holdfast.cli.dlq.plans import Name, facts_of
 from holdfast.cli.dlq.progress import shown_replay
@@ -27,7 +27,7 @@ from holdfast.dlq.replay.lane_sender import LanesSender
 from holdfast.dlq.replay.plan import Rate
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.sender import Pace
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.spark_jobs.planning import PlanRequest, make_plan
 from holdfast.spark_jobs.replaying import BATCH, SparkLanes, check_plan
 from holdfast.spark_jobs.secrets import require_no_secret, revealed
@@ -187,7 +187,11 @@ def replay(
                 sender = LanesSender(
                     engine, lanes, pace=Pace(batch=batch), observe=observe, stopping=stopping
                 )
-                ending = sender.run(found.id)
+                try:
+                    ending = sender.run(found.id)
+                except HoldfastError:
+                    note(f"plan {found.short} keeps its messages. Go on with:  {resuming(found)}")
+                    raise
         tell(engine, plans.find(found.id), ending, as_json=as_json)
     raise SystemExit(ending_code(ending))
 

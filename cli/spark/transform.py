@@ -9,7 +9,7 @@ from holdfast.cli.analytics import submit
 from holdfast.cli.display import note, plain, print_json, print_table, say
 from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_STOPPED
 from holdfast.cli.late import grouped
-from holdfast.cli.options import Config, Json
+from holdfast.cli.options import Config, Json, seconds
 from holdfast.cli.spark.options import Format, SparkOptions, running
 from holdfast.spark_jobs.transforming import (
     BATCH,
@@ -69,6 +69,9 @@ def transform(
         int,
         typer.Option(min=1, help="Messages between two marks: a kill repeats as many at most."),
     ] = BATCH,
+    patience: Annotated[
+        str, typer.Option(help="How long to wait for a broker that is away, e.g. 60s.")
+    ] = "60s",
     format_: Format = None,
     where: SparkOptions,
     as_json: Json = False,
@@ -82,7 +85,7 @@ def transform(
 
     request = TransformRequest(
         source=source, to=to, transform=function, checkpoint=checkpoint, format=format_,
-        lanes=lanes, batch=batch, on_error=on_error,
+        lanes=lanes, batch=batch, on_error=on_error, patience=seconds(patience, "--patience"),
     )  # fmt: skip
     with running("transform", where) as spark:
         try:

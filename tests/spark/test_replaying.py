@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,14 @@ from holdfast.dlq.replay.plan import PlanState
 from holdfast.dlq.replay.sender import Pace
 from holdfast.spark_jobs.planning import PlanRequest, make_plan
 from holdfast.spark_jobs.replaying import SparkLanes, check_plan
-from holdfast.testing import wait_until
 from tests.spark.billing import Billing, check_effects, effects, metadata
-from tests.spark.replaying import ADA, copied, letters, replay_topics, url_of
+from tests.spark.replaying import ADA, Leader, copied, letters, replay_topics, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
     from sqlalchemy.engine import Engine
-
-    from holdfast.dlq.replay.plan import ReplayPlan
 
 LANES, BATCH = 3, 50
 PACE = Pace(batch=BATCH, lease_seconds=5.0, poll_seconds=0.1)
@@ -73,46 +69,6 @@ def _is_worker(pid: int) -> bool:
         return b"pyspark" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-class Leader:
-    """Leads a plan in a thread, as a driver of its own would."""
-
-    def __init__(self, store: Engine, lanes: SparkLanes, plan: ReplayPlan, pace: Pace) -> None:
-        self._sender = LanesSender(store, lanes, pace=pace)
-        self._plans = Plans(store)
-        self._id = plan.id
-        self.ended: list[Any] = []
-        self._thread = threading.Thread(target=self._lead)
-        self._thread.start()
-
-    def _lead(self) -> None:
-        try:
-            self.ended.append(self._sender.run(self._id))
-        except BaseException as error:  # noqa: BLE001 - told by `ending`
-            self.ended.append(error)
-
-    @property
-    def sent(self) -> int:
-        """How many messages were given to the broker so far."""
-        return self._plans.tally(self._plans.find(self._id)).published
-
-    def until_sent(self, count: int) -> None:
-        """Wait until more than *count* were sent; the replay must not have ended by then."""
-        wait_until(
-            lambda: self.ended or self.sent > count,
-            deadline=240,
-            every=0.25,
-            what="messages are sent",
-        )
-        assert not self.ended, self.ended
-
-    def ending(self) -> Any:
-        """Wait for its end, and return it."""
-        self._thread.join()
-        if isinstance(self.ended[0], BaseException):
-            raise self.ended[0]
-        return self.ended[0]
 
 
 def kill_workers(spark: SparkSession) -> int:
