@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.analytics import submit
+from holdfast.cli.analytics import save_page, submit
 from holdfast.cli.display import note, plain, print_json, print_table, say
 from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_STOPPED
 from holdfast.cli.late import grouped
 from holdfast.cli.options import Config, Json, seconds
-from holdfast.cli.spark.options import Format, SparkOptions, running
+from holdfast.cli.spark.options import Format, Report, SparkOptions, running
+from holdfast.spark_jobs.job_pages import transform_page
 from holdfast.spark_jobs.transforming import (
     BATCH,
     LANES,
@@ -74,6 +75,7 @@ def transform(
     ] = "60s",
     format_: Format = None,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Bring a whole topic or archive to another, through a versioned transform or upcasters.
@@ -93,6 +95,8 @@ def transform(
         except CountsDiffer as error:
             note(str(error))
             raise SystemExit(EXIT_NOT_FOUND) from error
+    if report is not None:
+        save_page(report, transform_page(found))
     if as_json:
         print_json({**asdict(found), "is_whole": found.is_whole})
     else:

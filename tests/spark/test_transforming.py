@@ -356,7 +356,9 @@ def test_a_topic_of_kafka_goes_to_another_by_the_command_and_nothing_is_dropped(
     stopped = holdfast(*words, code=EXIT_STOPPED)
     assert (stopped["read"], stopped["written"], stopped["refused"]) == (120, 0, len(broken))
     assert on_topic(url, new) == []
-    found = holdfast(*words, "--on-error", "aside", code=EXIT_PARTLY)
+    report = tmp_path / "transform.html"
+    found = holdfast(*words, "--on-error", "aside", "--report", str(report), code=EXIT_PARTLY)
+    assert "Why messages were refused" in report.read_text()
     assert (found["read"], found["written"], found["refused"]) == (120, 120 - len(broken), 3)
     assert found["is_whole"]
     assert list(found["reasons"].values()) == [3]
