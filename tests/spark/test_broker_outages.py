@@ -85,6 +85,7 @@ def test_a_transform_ends_with_the_next_command_when_its_broker_dies_and_goes_on
     old, new = "outage-transform", "outage-transform.v2"
     orders = [order(n, topic=old, key=f"k{n % 7}") for n in range(300)]
     url = f"{own_kafka.url}?{QUICK}"
+    source = f"{own_kafka.url}?topic={old}"
     put(url, old, orders)
     put(url, new, [])
     checkpoint = tmp_path / "c"
@@ -93,9 +94,9 @@ def test_a_transform_ends_with_the_next_command_when_its_broker_dies_and_goes_on
     def holdfast(code: int = 0) -> Any:
         ended: Any = 0
         try:
-            main(["spark", "transform", "--from", f"{url}&topic={old}", "--to",
-                  f"{url}&topic={new}", "--with", CENTS, "--checkpoint", str(checkpoint),
-                  "--lanes", "2", "--batch", "60", "--patience", "1s", "--json"])  # fmt: skip
+            main(["spark", "transform", "--from", source, "--to", f"{url}&topic={new}",
+                  "--with", CENTS, "--checkpoint", str(checkpoint), "--lanes", "2", "--batch",
+                  "60", "--patience", "1s", "--json"])  # fmt: skip
         except SystemExit as exit_:
             ended = exit_.code or 0
         out, err = capsys.readouterr()
@@ -108,8 +109,9 @@ def test_a_transform_ends_with_the_next_command_when_its_broker_dies_and_goes_on
 
     monkeypatch.setattr("holdfast.cli.spark.transform.note", killed)
     said = holdfast(EXIT_DOWN)
-    assert "round 3 of 5 gave up" in said
-    assert f"holdfast spark transform --from {url}" in said
+    assert "round 3 of " in said
+    assert "gave up: BrokerDown" in said
+    assert f"holdfast spark transform --from {source}" in said
     assert f"--checkpoint {checkpoint}" in said
     marked = log.newest()
     assert (marked.phase, marked.done) == ("staged", 2)

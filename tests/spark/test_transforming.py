@@ -249,7 +249,7 @@ class Away:
 
 def published(outages: int, large: str, patience: float) -> tuple[list[Any], list[str]]:
     """Return what a round of five orders tells, and the ids that are on the topic then."""
-    broker, clock = connect("memory:"), VirtualClock()
+    broker, clock = connect("memory:"), VirtualClock(auto=True)
     broker.create_topic("new")
     made = rows_to_publish(*(order(n) for n in range(5)))
     with closing(broker.sink()) as sink, closing(broker.source(["new"], group="g")) as source:
@@ -462,7 +462,7 @@ def test_a_driver_killed_by_kill_9_is_gone_on_with_and_what_is_marked_is_there_o
         finally:
             os.killpg(driver.pid, signal.SIGKILL)  # the JVM, too
     marked = log.newest()
-    assert 3 <= marked.done < len(marked.rounds) == 15
+    assert 3 <= marked.done < len(marked.rounds)
     first = on_topic(kafka.url, new)
     found = transform(spark, request)
     assert (found.read, found.written, found.refused, found.is_whole) == (600, 600, 0, True)
