@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 BATCH = 50
-QUICK = "timeout=3&publish_within=3"
+QUICK = "timeout=5&publish_within=15"
 """How soon the client gives a broker up that does not answer."""
 
 
@@ -96,7 +96,7 @@ def test_a_transform_ends_with_the_next_command_when_its_broker_dies_and_goes_on
         try:
             main(["spark", "transform", "--from", source, "--to", f"{url}&topic={new}",
                   "--with", CENTS, "--checkpoint", str(checkpoint), "--lanes", "2", "--batch",
-                  "60", "--patience", "1s", "--json"])  # fmt: skip
+                  "60", "--patience", "3s", "--json"])  # fmt: skip
         except SystemExit as exit_:
             ended = exit_.code or 0
         out, err = capsys.readouterr()

@@ -74,9 +74,11 @@ def test_each_letter_is_stored_once_through_a_lost_checkpoint_and_while_more_com
         )  # fmt: skip
 
     report = tmp_path / "stream.html"
-    main(["spark", "stream", "--database", url_of(store, tmp_path), "--from",
-          f"{kafka.url}?topic={TOPIC}", "--name", "triage", "--checkpoint",
-          str(tmp_path / "first"), "--json", "--report", str(report)])  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", "stream", "--database", url_of(store, tmp_path), "--from",
+              f"{kafka.url}?topic={TOPIC}", "--name", "triage", "--checkpoint",
+              str(tmp_path / "first"), "--json", "--report", str(report)])  # fmt: skip
+    assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["stored"] == 40
     assert "Stored by batch" in report.read_text()
     assert counted(store) == (40, 40)
