@@ -102,8 +102,13 @@ def present(result: Result, *, title: str, report: Path | None, as_json: bool, l
 
 def write_page(report: Path, title: str, *results: Result) -> None:
     """Write the page with *results*."""
+    save_page(report, page(title, *results))
+
+
+def save_page(report: Path, text: str) -> None:
+    """Write a page, and say where it is."""
     try:
-        report.write_text(page(title, *results), encoding="utf-8")
+        report.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--report {report}: {error.strerror or error}") from error
     note(f"the report is in {report}")

@@ -52,6 +52,24 @@ def upgraded(frame: DataFrame, columns: Mapping[str, str] | None = None, *, of: 
     return frame.selectExpr(*records.upgrades(known))
 
 
+def _bringing(kind: str) -> str:
+    """Return what makes *kind* a format of the session; where that is known, word for word."""
+    import pyspark
+
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    match kind:
+        case "delta":
+            return (
+                f"add --packages io.delta:delta-spark_{spark}_2.13:VERSION --conf "
+                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension --conf "
+                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            )
+        case "iceberg":
+            return f"add --packages org.apache.iceberg:iceberg-spark-runtime-{spark}_2.13:VERSION"
+        case _:
+            return "add its jar with --packages or --jars"
+
+
 def unreadable(place: str, kind: str, error: Exception) -> ConfigurationError:
     """Return what to do about files that Spark cannot open."""
     text = str(error)
@@ -64,10 +82,8 @@ def unreadable(place: str, kind: str, error: Exception) -> ConfigurationError:
         )
     if "UNABLE_TO_INFER_SCHEMA" in text:
         return ConfigurationError(f"{place} holds no {kind} file")
-    if "DATA_SOURCE_NOT_FOUND" in text:
-        return ConfigurationError(
-            f"Spark does not know the format {kind!r}: add its jar with --packages"
-        )
+    if "DATA_SOURCE_NOT_FOUND" in text or "DELTA_CONFIGURE_SPARK_SESSION" in text:
+        return ConfigurationError(f"Spark does not know the format {kind!r}: {_bringing(kind)}")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = next((line for line in lines if "Parquet" in line or "footer" in line), lines[0])
     return ConfigurationError(f"{place} cannot be read as {kind}: {mask(said[:300])}")

@@ -19,12 +19,13 @@ from holdfast.db.engine import open_database
 from holdfast.dlq.replay.item_state import ItemState
 from holdfast.dlq.replay.lane_check import check_lane
 from holdfast.dlq.replay.lane_freeze import PlannedLetter, claim_lane
-from holdfast.dlq.replay.lane_sender import LaneOrder, send_lane
+from holdfast.dlq.replay.lane_sender import LaneOrder, LaneResult, send_lane
 from holdfast.dlq.replay.lanes import LaneClaim, marks_of
 from holdfast.dlq.replay.lease import Fenced
 from holdfast.dlq.replay.letters import candidate, candidates
 from holdfast.dlq.replay.selection import Selection
 from holdfast.dlq.replay.survey import judged
+from holdfast.errors import DependencyDown
 from holdfast.spark_jobs.secrets import revealed
 
 if TYPE_CHECKING:
@@ -196,20 +197,25 @@ class SendLane:
 
         from holdfast.spark_jobs.arrow import schema_of
 
-        with (
-            _opened(self.database) as engine,
-            closing(connect(revealed(self.broker))) as broker,
-        ):
-            vault = self._vault(engine)
+        with _opened(self.database) as engine:
             for row in _rows(batches):
                 try:
-                    result = send_lane(
-                        self.order, int(row.id), engine, broker, attempt=attempt_id(), vault=vault
-                    )
+                    result = self._sent(int(row.id), engine)
                 except Fenced:
                     return
                 found = {"lane": result.lane, "sent": result.sent, "outage": result.outage}
                 yield pyarrow.RecordBatch.from_pylist([found], schema=schema_of(self.SCHEMA))
+
+    def _sent(self, lane: int, engine: Engine) -> LaneResult:
+        """Send *lane*; a server that cannot be reached is told: to begin again would not help."""
+        try:
+            with closing(connect(revealed(self.broker))) as broker:
+                return send_lane(
+                    self.order, lane, engine, broker,
+                    attempt=attempt_id(), vault=self._vault(engine),
+                )  # fmt: skip
+        except DependencyDown as error:
+            return LaneResult(lane=lane, sent=0, outage=str(error))
 
     def _vault(self, engine: Engine) -> Vault | None:
         if self.master_key_file is None:

@@ -88,6 +88,7 @@ class Planned:
     """Candidates that the store does not have pending, or that another plan has claimed."""
     largest_lane: int
     """Messages in the fullest lane: the replay takes as long as that one."""
+    by_lane: tuple[int, ...]
     lanes: int
     high_water: int
     plan: ReplayPlan | None = None
@@ -133,6 +134,7 @@ def _made(
         aside=aside,
         gone=counts.states.get(_GONE, 0),
         largest_lane=max(counts.planned),
+        by_lane=tuple(counts.planned),
         lanes=request.lanes,
         high_water=below,
     )

@@ -7,6 +7,7 @@ without: it is put aside at the end.
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from holdfast.backoff import Backoff
 from holdfast.brokers import connect
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.dlq.replay.edits import Transform
 from holdfast.dlq.replay.simulation import loaded
 from holdfast.dlq.store.rows import message_columns, message_of, read_envelope
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from holdfast.clock import Clock
+    from holdfast.errors import HoldfastError
     from holdfast.message import Message
-    from holdfast.ports import Published, Sink
+    from holdfast.ports import Sink
 
+log = logging.getLogger("holdfast.spark")
 HEADER = "holdfast-transform"
 """The header that says what made the message: `shop.fixes:cents@2`."""
 MESSAGE = (
@@ -231,50 +237,102 @@ class PublishRound:
     """Publishes the messages of one lane and round in their order, through the adapter."""
 
     broker: str
+    patience: float = 60.0
+    """Seconds for which a broker that is away is waited for, at any one place."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what the broker refuses, and at last how many messages it took."""
-        with (
-            closing(connect(revealed(self.broker))) as broker,
-            closing(broker.sink()) as sink,
-        ):
-            yield from self.publish(sink, batches)
+        """Yield what the broker refuses, and at last how many messages it took.
 
-    def publish(self, sink: Sink, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do the same with *sink*."""
+        A broker that stays away is told, not raised: to begin the task again would not help.
+        """
         import pyarrow
 
-        sent = 0
-        text = pyarrow.string()
-        schema = records.arrow_schema(fields(as_letters=False))
-        for name, kind in (("transform", text), ("reason", text), ("sent", pyarrow.int64())):
-            schema = schema.append(pyarrow.field(name, kind))
+        try:
+            with (
+                closing(connect(revealed(self.broker))) as broker,
+                closing(broker.sink()) as sink,
+            ):
+                yield from self.publish(sink, batches)
+        except DependencyDown as error:
+            told_row = {"outage": told(error)[:_MOST_REASON]}
+            yield pyarrow.RecordBatch.from_pylist([told_row], schema=_outcome_schema())
+
+    def publish(
+        self, sink: Sink, batches: Iterator[pa.RecordBatch], clock: Clock = SYSTEM_CLOCK
+    ) -> Iterator[pa.RecordBatch]:
+        """Do the same with *sink*, where what stays away is raised."""
+        import pyarrow
+
+        sent, schema = 0, _outcome_schema()
         for batch in batches:
             rows = batch.to_pylist()
             refused = []
             for start in range(0, len(rows), _CHUNK):
                 some = rows[start : start + _CHUNK]
-                results = sink.publish([message_in(row) for row in some])
-                lost = _refused(some, results)
+                lost = self._published(sink, some, clock)
                 sent += len(some) - len(lost)
                 refused += lost
             if refused:
                 yield pyarrow.RecordBatch.from_pylist(refused, schema=schema)
         yield pyarrow.RecordBatch.from_pylist([{"sent": sent}], schema=schema)
 
+    def _published(
+        self, sink: Sink, rows: list[dict[str, Any]], clock: Clock
+    ) -> list[dict[str, Any]]:
+        """Publish *rows* until the broker has taken each or refused it; return what it refused.
 
-def _refused(rows: list[dict[str, Any]], results: list[Published]) -> list[dict[str, Any]]:
-    """Return what the broker takes under no circumstances; raise whatever else went wrong."""
-    found = []
-    for row, result in zip(rows, results, strict=True):
-        error = result.error
-        if isinstance(error, InvalidMessage | PoisonMessage):
-            found.append(row | {"reason": told(error)[:_MOST_REASON]})
-        elif error is not None:
-            raise error
-    return found
+        What it did not take because of an outage or of another message is published again, in
+        its order.
+        """
+        refused: list[dict[str, Any]] = []
+        waiting = [(row, message_in(row)) for row in rows]
+        backoff, attempt = Backoff(first=0.1, ceiling=5.0), 1
+        until = clock.monotonic() + self.patience
+        while waiting:
+            left, wrong = [], None
+            for (row, message), error in zip(waiting, _errors(sink, waiting), strict=True):
+                if isinstance(error, InvalidMessage | PoisonMessage):
+                    refused.append(row | {"reason": told(error)[:_MOST_REASON]})
+                elif isinstance(error, DependencyDown | Transient):
+                    left.append((row, message))
+                    wrong = error
+                elif error is not None:
+                    raise error
+            if wrong is not None:
+                delay = backoff.delay(attempt) or 0.0
+                if clock.monotonic() + delay > until:
+                    raise wrong
+                log.warning("the broker does not take it now, the lane waits: %s", told(wrong))
+                clock.sleep(delay)
+                attempt += 1
+            waiting = left
+        return refused
+
+
+def _errors(
+    sink: Sink, waiting: list[tuple[dict[str, Any], Message]]
+) -> list[HoldfastError | None]:
+    """Publish what waits, and return what is wrong with each; of an outage, the same with all."""
+    try:
+        results = sink.publish([message for _, message in waiting])
+    except DependencyDown as error:
+        return [error] * len(waiting)
+    found = [result.error for result in results]
+    down = next((error for error in found if isinstance(error, DependencyDown)), None)
+    return found if down is None else [down] * len(waiting)
+
+
+def _outcome_schema() -> pa.Schema:
+    import pyarrow
+
+    text = pyarrow.string()
+    schema = records.arrow_schema(fields(as_letters=False))
+    kinds = (("transform", text), ("reason", text), ("sent", pyarrow.int64()), ("outage", text))
+    for name, kind in kinds:
+        schema = schema.append(pyarrow.field(name, kind))
+    return schema
 
 
 def outcome_ddl() -> str:
     """Return what `PublishRound` yields, as Spark's DDL."""
-    return f"{made_ddl(as_letters=False)}, `sent` bigint"
+    return f"{made_ddl(as_letters=False)}, `sent` bigint, `outage` string"

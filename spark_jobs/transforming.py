@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast.brokers import connect
-from holdfast.errors import ConfigurationError, HoldfastError, UnknownTopic
+from holdfast.errors import ConfigurationError, DependencyDown, HoldfastError, UnknownTopic
 from holdfast.ids import new_id
 from holdfast.ports import BrokerPowers
 from holdfast.spark_jobs import records, sources
@@ -59,6 +59,10 @@ _NEEDED = ("message_id", "topic", "payload", "headers")
 """The fields without which files hold no messages."""
 
 
+class TransformUnfinished(DependencyDown):
+    """A server stayed away. What is marked stays done, and the same command goes on behind it."""
+
+
 class CountsDiffer(HoldfastError):
     """What went in and what came out are not the same number: something was lost or repeated."""
 
@@ -79,6 +83,8 @@ class TransformRequest:
     """Messages in a round: after a kill as many are sent again at most."""
     on_error: str = "stop"
     """What the transform refuses. `stop`: nothing is sent. `aside`: they are put aside."""
+    patience: float = 60.0
+    """Seconds for which a broker that is away is waited for."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= _MOST_LANES:
@@ -89,6 +95,8 @@ class TransformRequest:
             )
         if self.on_error not in ("stop", "aside"):
             raise ConfigurationError(f"on error {self.on_error!r}: use stop or aside")
+        if self.patience < 0:
+            raise ConfigurationError(f"a patience of {self.patience:g} s: use 0 or more")
         load_work(self.transform)
 
     @property
@@ -154,9 +162,19 @@ def transform(
     *,
     tell: Callable[[str], object] = lambda _text: None,
 ) -> Transformed:
-    """Transform as *request* says, or go on with it; *tell* hears how far it is."""
-    with translated():
-        return _Run(spark, request, tell).go()
+    """Transform as *request* says, or go on with it; *tell* hears how far it is.
+
+    Raises `TransformUnfinished` when a server stays away for longer than the patience.
+    """
+    try:
+        with translated():
+            return _Run(spark, request, tell).go()
+    except DependencyDown as error:
+        raise TransformUnfinished(
+            f"{error}. Nothing is lost; go on with  holdfast spark transform --from "
+            f"{mask(request.source)} --to {mask(request.to)} --with {request.transform} "
+            f"--checkpoint {request.checkpoint}  and the other options as they were"
+        ) from error
 
 
 class _Run:
@@ -362,7 +380,7 @@ class _Run:
 
     def _publish(self, made: DataFrame) -> bool:
         state, request = self._state, self._request
-        work = PublishRound(broker=self._target.place)
+        work = PublishRound(broker=self._target.place, patience=request.patience)
         for number in range(state.done, len(state.rounds)):
             place = f"{self._place}/{_OUTCOMES}/round={number}"
             (
@@ -374,7 +392,9 @@ class _Run:
                 .write.mode("overwrite")
                 .parquet(place)
             )
-            sent, refused = self._outcome(place)
+            sent, refused, outage = self._outcome(place)
+            if outage is not None:
+                raise DependencyDown(f"round {number + 1} of {len(state.rounds)} gave up: {outage}")
             if sent + refused != state.rounds[number]:
                 raise CountsDiffer(
                     f"round {number} has {state.rounds[number]:,} messages, and the broker took "
@@ -389,12 +409,12 @@ class _Run:
                 return False
         return True
 
-    def _outcome(self, place: str) -> tuple[int, int]:
+    def _outcome(self, place: str) -> tuple[int, int, str | None]:
         from pyspark.sql import functions as f
 
         found = self._spark.read.schema(outcome_ddl()).parquet(place)
-        row: Any = found.agg(f.sum("sent"), f.count("reason")).first()
-        return int(row[0] or 0), int(row[1])
+        row: Any = found.agg(f.sum("sent"), f.count("reason"), f.min("outage")).first()
+        return int(row[0] or 0), int(row[1]), row[2]
 
     def _save(self, made: DataFrame) -> None:
         """Write files; what a killed run had begun there is written anew."""

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.analytics import save_page
 from holdfast.cli.display import answer, print_json, print_table, say, when
 from holdfast.cli.exits import TOLD
 from holdfast.cli.late import Late, LateGroup, add_late
 from holdfast.cli.options import Config, Json, Reason, seconds
-from holdfast.cli.spark.options import Format, Sources, SparkOptions, running
+from holdfast.cli.spark.options import Format, Report, Sources, SparkOptions, running
 from holdfast.spark_jobs.archive.adding import PATIENCE, add
 from holdfast.spark_jobs.archive.keeping import TARGET, compact, erase, expire
 from holdfast.spark_jobs.archive.state import LocalFolder, StateLog
 from holdfast.spark_jobs.archive.table import Archive
+from holdfast.spark_jobs.job_pages import archive_page
 
 if TYPE_CHECKING:
     from holdfast.spark_jobs.archive.keeping import Kept
@@ -71,6 +73,7 @@ def add_(
         typer.Option(min=1, help="How many tasks read a store; by its size if absent."),
     ] = None,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Add what stores, topics or files have and the archive has not.
@@ -85,6 +88,10 @@ def add_(
             partitions=partitions,
         )  # fmt: skip
         archive.swept()
+        state = archive.state()
+    if report is not None:
+        facts = {"read": done.read, "new": done.new, "changed": done.changed, "known": done.known}
+        save_page(report, archive_page(to, state, facts))
     text = (
         f"archived {done.new:,} new and {done.changed:,} changed dead letters, {done.known:,} were "
         f"known; {done.total:,} in {to}"
@@ -155,13 +162,22 @@ def erase_(
     _tell(f"{done.deleted:,} dead letters erased", done, as_json=as_json)
 
 
-def show(*, config: Config = None, to: Place, where: SparkOptions, as_json: Json = False) -> None:
+def show(
+    *,
+    config: Config = None,
+    to: Place,
+    where: SparkOptions,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
     """Show what the archive holds, and how far its sources were read."""
     if "://" in to:
         with running("archive show", where) as spark:
             state = Archive(spark, to).state()
     else:
         state = StateLog(LocalFolder(Path(to))).newest()
+    if report is not None:
+        save_page(report, archive_page(to, state))
     days: dict[str, list[int]] = {}
     for file in state.files:
         known = days.setdefault(file.day, [0, 0, 0])

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.display import print_json, say
+from holdfast.cli.analytics import save_page
+from holdfast.cli.display import note, print_json, say
 from holdfast.cli.dlq.options import LetterFilter, Letters, Names, dead_letters, operator
 from holdfast.cli.dlq.plans import Name, facts_of
 from holdfast.cli.dlq.progress import shown_replay
@@ -20,14 +21,16 @@ from holdfast.cli.dlq.sending import ending_code, resuming, tell
 from holdfast.cli.dlq.terms import ReplayTerms
 from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_PAUSED, EXIT_UNCONFIRMED
 from holdfast.cli.options import Actor, AnyReason, Broker, Config, Database, IsDryRun, Json, Reason
-from holdfast.cli.spark.options import Format, SparkOptions, running
+from holdfast.cli.spark.options import Format, Report, SparkOptions, running
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.dlq.operations import DeadLetterAdmin
 from holdfast.dlq.replay.lane_sender import LanesSender
+from holdfast.dlq.replay.lanes import marks_of
 from holdfast.dlq.replay.plan import Rate
 from holdfast.dlq.replay.plans import Plans
 from holdfast.dlq.replay.sender import Pace
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.spark_jobs.job_pages import plan_page, replay_page
 from holdfast.spark_jobs.planning import PlanRequest, make_plan
 from holdfast.spark_jobs.replaying import BATCH, SparkLanes, check_plan
 from holdfast.spark_jobs.secrets import require_no_secret, revealed
@@ -35,6 +38,9 @@ from holdfast.spark_jobs.secrets import require_no_secret, revealed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlalchemy.engine import Engine
+
+    from holdfast.dlq.replay.plan import ReplayPlan, RunResult
     from holdfast.spark_jobs.planning import Planned
 
 _DRAIN_SECONDS = 60.0
@@ -77,6 +83,7 @@ def plan(
     actor: Actor = None,
     is_dry: IsDryRun = False,
     spark: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Freeze a replay plan of any size, divided into lanes by key; nothing is sent.
@@ -95,6 +102,8 @@ def plan(
             lanes=lanes, staging=folder,
         )  # fmt: skip
         made = make_plan(session, request, None if is_dry else operator(actor, reason or ""))
+    if report is not None:
+        save_page(report, plan_page(made, selection.described()))
     _tell_plan(made, as_json=as_json)
     if made.plan is not None and made.plan.waits_for_approval:
         raise SystemExit(EXIT_PAUSED)
@@ -160,6 +169,7 @@ def replay(
         ),
     ] = None,
     spark: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Send a plan with lanes, or send it on: one task per lane, at the plan's rate together.
@@ -187,9 +197,23 @@ def replay(
                 sender = LanesSender(
                     engine, lanes, pace=Pace(batch=batch), observe=observe, stopping=stopping
                 )
-                ending = sender.run(found.id)
+                try:
+                    ending = sender.run(found.id)
+                except HoldfastError:
+                    note(f"plan {found.short} keeps its messages. Go on with:  {resuming(found)}")
+                    raise
+        if report is not None:
+            _save_replay(report, engine, plans.find(found.id), ending)
         tell(engine, plans.find(found.id), ending, as_json=as_json)
     raise SystemExit(ending_code(ending))
+
+
+def _save_replay(report: Path, engine: Engine, plan: ReplayPlan, ending: RunResult) -> None:
+    with engine.connect() as db:
+        marks = marks_of(db, plan.id)
+    counts = Plans(engine).tally(plan)
+    told = f"{ending.kind.value}: {ending.reason}"
+    save_page(report, replay_page(plan, counts, marks, ending=told))
 
 
 def verify(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.analytics import save_page
 from holdfast.cli.display import print_json, say
 from holdfast.cli.dlq.options import dead_letters
 from holdfast.cli.options import Config, Database, Json, seconds
-from holdfast.cli.spark.options import SparkOptions, running
+from holdfast.cli.spark.options import Report, SparkOptions, running
 from holdfast.cli.stopping import stopped_by_signals
 from holdfast.dlq.topic.stream import StreamCounts
 from holdfast.spark_jobs.errors import translated
+from holdfast.spark_jobs.job_pages import stream_page
 from holdfast.spark_jobs.secrets import require_no_secret, revealed
 from holdfast.spark_jobs.streaming import StreamRequest, start_stream
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _DRAIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
+_MOST_BATCHES = 10_000
 
 
 def stream(
@@ -46,6 +50,7 @@ def stream(
         ),
     ] = None,
     spark: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Store dead letters from topics of Kafka as they come, each once, with their groups."""
@@ -54,10 +59,12 @@ def stream(
         every=None if every is None else seconds(every, "--every"),
     )  # fmt: skip
     total, batches = StreamCounts(), 0
+    last: deque[tuple[int, StreamCounts]] = deque(maxlen=_MOST_BATCHES)
 
     def told(batch: int, found: StreamCounts) -> None:
         nonlocal total, batches
         total, batches = total + found, batches + 1
+        last.append((batch, found))
         if every is not None and not as_json and found.stored:
             say(f"batch {batch}: {found.stored:,} stored, {found.confirmed:,} confirmed")
 
@@ -66,6 +73,8 @@ def stream(
     with running("stream", spark) as session:
         query = start_stream(session, request, tell=told)
         _follow(query)
+    if report is not None:
+        save_page(report, stream_page(name, total, list(last)))
     if as_json:
         print_json({"batches": batches, "stored": total.stored, "confirmed": total.confirmed,
                     "passed": total.passed, "unreadable": total.unreadable})  # fmt: skip

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.analytics import submit
+from holdfast.cli.analytics import save_page, submit
 from holdfast.cli.display import note, plain, print_json, print_table, say
 from holdfast.cli.exits import EXIT_NOT_FOUND, EXIT_PARTLY, EXIT_STOPPED
 from holdfast.cli.late import grouped
-from holdfast.cli.options import Config, Json
-from holdfast.cli.spark.options import Format, SparkOptions, running
+from holdfast.cli.options import Config, Json, seconds
+from holdfast.cli.spark.options import Format, Report, SparkOptions, running
+from holdfast.spark_jobs.job_pages import transform_page
 from holdfast.spark_jobs.transforming import (
     BATCH,
     LANES,
@@ -69,8 +70,12 @@ def transform(
         int,
         typer.Option(min=1, help="Messages between two marks: a kill repeats as many at most."),
     ] = BATCH,
+    patience: Annotated[
+        str, typer.Option(help="How long to wait for a broker that is away, e.g. 60s.")
+    ] = "60s",
     format_: Format = None,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Bring a whole topic or archive to another, through a versioned transform or upcasters.
@@ -82,7 +87,7 @@ def transform(
 
     request = TransformRequest(
         source=source, to=to, transform=function, checkpoint=checkpoint, format=format_,
-        lanes=lanes, batch=batch, on_error=on_error,
+        lanes=lanes, batch=batch, on_error=on_error, patience=seconds(patience, "--patience"),
     )  # fmt: skip
     with running("transform", where) as spark:
         try:
@@ -90,6 +95,8 @@ def transform(
         except CountsDiffer as error:
             note(str(error))
             raise SystemExit(EXIT_NOT_FOUND) from error
+    if report is not None:
+        save_page(report, transform_page(found))
     if as_json:
         print_json({**asdict(found), "is_whole": found.is_whole})
     else:

@@ -254,8 +254,9 @@ class LaneRun(PlanRun):
         outage = next((one for one in lanes.result() if one.outage is not None), None)
         if outage is not None and self._plan.state in SENDABLE:
             raise LanesUnfinished(
-                f"lane {outage.lane} of plan {self._plan.short} gave up: {outage.outage}. What it "
-                f"had sent is marked; go on with  holdfast spark replay {self._plan.short}"
+                f"lane {outage.lane} of plan {self._plan.short} gave up: {outage.outage}. What "
+                "it had sent is marked; go on with  holdfast spark replay "
+                f"{self._plan.short} --reason …"
             )
 
     def _lead(self, lanes: Future[Sequence[LaneResult]]) -> None:

@@ -21,6 +21,8 @@ NATS_VERSION = "2.15.1"
 VALKEY_VERSION = "9.1.2.post2"
 SPARK_VERSION = "4.2.0"
 """Of the Kafka connector; its jars do not differ within 4.2."""
+DELTA_VERSION = "4.4.0"
+"""Of Delta Lake, in the build for Spark 4.2."""
 _HERE = Path(__file__).parent
 _STDERR = 2
 
@@ -191,8 +193,9 @@ def debezium_plugin() -> Path:
 
 
 def spark_jars() -> list[Path]:
-    """Return the jars that Spark does not bring: Kafka's connector and the JDBC drivers."""
-    folder = _filled(_cache() / f"spark-{SPARK_VERSION}", _copy("spark-pom.xml"))
+    """Return the jars that Spark does not bring: Kafka's connector, JDBC drivers, Delta Lake."""
+    name = f"spark-{SPARK_VERSION}-delta-{DELTA_VERSION}"
+    folder = _filled(_cache() / name, _copy("spark-pom.xml"))
     return sorted(folder.glob("*.jar"))
 
 
@@ -251,6 +254,7 @@ def _put(filled: Path, folder: Path) -> None:
 def _copy(pom: str) -> list[str]:
     return [
         "-f", str(_HERE / pom), f"-Dkafka={KAFKA_VERSION}", f"-Dspark={SPARK_VERSION}",
+        f"-Ddelta={DELTA_VERSION}",
         "dependency:copy-dependencies",
         "-DincludeScope=runtime",
     ]  # fmt: skip
@@ -264,7 +268,7 @@ def everything() -> Iterator[tuple[str, Path]]:
     """Yield the name and place of all that the servers need, installing what is missing."""
     folders = (
         ("kafka", KAFKA_VERSION), ("connect", KAFKA_VERSION), ("debezium", DEBEZIUM_VERSION),
-        ("spark", SPARK_VERSION),
+        (f"spark-{SPARK_VERSION}-delta", DELTA_VERSION),
     )  # fmt: skip
     jars_wanted = not all((_cache() / "-".join(folder)).exists() for folder in folders)
     wanted = [known for known in PROGRAMS.values() if known.name != "mvn" or jars_wanted]

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -111,9 +112,39 @@ class SparkCluster:
         """Return how many executors the master has started so far."""
         return len(re.findall(r"Launching executor app-\S+ on worker", self.log))
 
+    def tasks(self, number: int) -> tuple[int, int]:
+        """Return how many tasks the newest job has begun on a worker, and how many it has done."""
+        jobs = sorted((self.folder / f"work{number}").glob("app-*"))
+        logs = (
+            [log.read_text(errors="replace") for log in jobs[-1].glob("*/stderr")] if jobs else []
+        )
+        begun, done = (sum(log.count(f"{word} task ") for log in logs)
+                       for word in ("Running", "Finished"))  # fmt: skip
+        return begun, done
+
+    def alive(self) -> int:
+        """Return how many workers run."""
+        return sum(not self._processes.ended(pid) for pid in self.workers)
+
     def kill_worker(self, number: int) -> None:
-        """Kill a worker as a failing machine would; its executors end with it."""
-        self._processes.terminate(self.workers[number], signal.SIGKILL)
+        """Kill a worker as a failing machine would: with its executors and their Python."""
+        for pid in (self.workers[number], *_descendants(self.workers[number])):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue  # it has ended
+        found += [one] if one != pid else []
+    return found
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -102,3 +102,14 @@ def in_order(engine: Engine) -> dict[str | None, list[int]]:
         for row in db.execute(select(effects).order_by(effects.c.seq)):
             found[row.message_key].append(row.number)
     return dict(found)
+
+
+def check_effects(store: Engine, billing: Billing, count: int, most_copies: int) -> None:
+    """Check that all was delivered, little of it twice, and took effect once and in order."""
+    assert set(billing.copies) == {f"{billing.group}-{n:06}" for n in range(count)}
+    assert billing.copies.total() - count <= most_copies
+    found = in_order(store)
+    assert sum(map(len, found.values())) == count
+    found.pop(None)
+    assert all(numbers == sorted(numbers) for numbers in found.values())
+    assert found["hot"] == list(range(1, count, 2))

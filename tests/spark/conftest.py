@@ -40,6 +40,11 @@ CONF = {
     "spark.log.level": "ERROR",
     "spark.sql.streaming.stateStore.numThreads": "2",
 }
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What makes Delta Lake a format of a session."""
 
 
 def cluster(**more: Any) -> SparkTarget:
@@ -67,6 +72,6 @@ def spark(event_log: Path) -> Iterator[SparkSession]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(free_port()),
     }
-    found = session("tests", cluster(conf=log | connect))
+    found = session("tests", cluster(conf=log | connect | DELTA))
     yield found
     found.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,13 +22,17 @@ from sqlalchemy import (
     update,
 )
 
+from holdfast.brokers import connect
 from holdfast.db.audit import Operator
 from holdfast.dlq import DeadLetterStore, capture
 from holdfast.dlq.capture.capture import CaptureSettings
-from holdfast.dlq.replay import Selection
+from holdfast.dlq.replay import Plans, Selection
+from holdfast.dlq.replay.lane_sender import LanesSender
 from holdfast.dlq.store.schema import message, overtaken
+from holdfast.headers import replay_topic
 from holdfast.message import Message
 from holdfast.ports import Delivery, Lane
+from holdfast.testing import wait_until
 from tests.dead_letters import failed
 
 if TYPE_CHECKING:
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from holdfast.dlq import DeadLetter
+    from holdfast.dlq.replay.plan import ReplayPlan
+    from holdfast.dlq.replay.sender import Pace
+    from holdfast.spark_jobs.replaying import SparkLanes
 
 ADA = Operator(actor="ada", reason="fixed in 1.4.2")
 BILLING = Selection(consumer_group="billing")
@@ -136,3 +145,52 @@ def url_of(engine: Engine, folder: Path) -> str:
     file = folder / "store-url"
     file.write_text(engine.url.render_as_string(hide_password=False))
     return f"${{file:{file}}}"
+
+
+def replay_topics(url: str, topic: str, group: str) -> str:
+    """Make the original topic and the one by which the group gets what is replayed."""
+    private = replay_topic(topic, group)
+    with closing(connect(url)) as broker:
+        broker.create_topic(topic, partitions=3)
+        broker.create_topic(private, partitions=3)
+    return private
+
+
+class Leader:
+    """Leads a plan in a thread, as a driver of its own would."""
+
+    def __init__(self, store: Engine, lanes: SparkLanes, plan: ReplayPlan, pace: Pace) -> None:
+        self._sender = LanesSender(store, lanes, pace=pace)
+        self._plans = Plans(store)
+        self._id = plan.id
+        self.ended: list[Any] = []
+        self._thread = threading.Thread(target=self._lead)
+        self._thread.start()
+
+    def _lead(self) -> None:
+        try:
+            self.ended.append(self._sender.run(self._id))
+        except BaseException as error:  # noqa: BLE001 - told by `ending`
+            self.ended.append(error)
+
+    @property
+    def sent(self) -> int:
+        """How many messages were given to the broker so far."""
+        return self._plans.tally(self._plans.find(self._id)).published
+
+    def until_sent(self, count: int) -> None:
+        """Wait until more than *count* were sent; the replay must not have ended by then."""
+        wait_until(
+            lambda: self.ended or self.sent > count,
+            deadline=240,
+            every=0.25,
+            what="messages are sent",
+        )
+        assert not self.ended, self.ended
+
+    def ending(self) -> Any:
+        """Wait for its end, and return it."""
+        self._thread.join()
+        if isinstance(self.ended[0], BaseException):
+            raise self.ended[0]
+        return self.ended[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ import pyspark
 import pytest
 from pyarrow import parquet
 
+from holdfast.cli import main
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive.adding import add
 from holdfast.spark_jobs.archive.table import Archive
 from holdfast.spark_jobs.errors import translated
+from holdfast.spark_jobs.files import unreadable
 from holdfast.spark_jobs.session import SparkTarget, settings_of
 from holdfast.spark_jobs.sources import read
 from tests.servers.spark import java_options
@@ -33,6 +36,36 @@ def test_a_foreign_file_is_named_with_what_it_lacks(spark: SparkSession, tmp_pat
     parquet.write_table(pa.table({"order": [1], "total": [2.5]}), tmp_path / "x.parquet")
     with pytest.raises(ConfigurationError, match=r"no field dlq_id \(its fields: order, total\)"):
         read(spark, f"parquet:{tmp_path}")
+
+
+def test_a_table_format_of_the_session_is_passed_through(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Delta table that was overwritten: its log says which files count, not the folder."""
+    table = str(tmp_path / "table")
+    for count in (20, 12):
+        letters = files_of(tmp_path / f"in{count}", [lettered(n) for n in range(count)])
+        read(spark, letters).write.format("delta").mode("overwrite").save(table)
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", "archive", "add", "--from", table, "--format", "delta", "--to",
+              str(tmp_path / "letters"), "--json"])  # fmt: skip
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["total"] == 12
+    assert len(list(Path(table).glob("*.parquet"))) > 1  # the first twenty are still there
+    assert read(spark, f"delta:{table}").count() == 12
+
+
+def test_a_format_that_the_session_has_not_is_told_with_what_brings_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The coordinate follows the installed Spark."""
+    own = ".".join(pyspark.__version__.split(".")[:2])
+    with pytest.raises(ConfigurationError, match=rf"iceberg-spark-runtime-{own}_2.13:VERSION"):
+        read(spark, str(tmp_path), format="iceberg")
+    with pytest.raises(ConfigurationError, match="'hudi': add its jar with --packages"):
+        read(spark, f"hudi:{tmp_path}")
+    absent = Exception("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta")
+    assert f"delta-spark_{own}_2.13" in str(unreadable("/x", "delta", absent))
 
 
 def test_a_corrupt_file_is_named_and_nothing_is_archived(
@@ -60,7 +93,7 @@ def test_nothing_at_all_is_told(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match="holds no parquet file"):
         read(spark, f"parquet:{tmp_path}/empty")
-    with pytest.raises(ConfigurationError, match="format 'delta'"):
+    with pytest.raises(ConfigurationError, match="cannot be read as delta"):
         read(spark, f"delta:{tmp_path}/empty")
 
 

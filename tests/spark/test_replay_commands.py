@@ -47,7 +47,8 @@ def test_a_plan_is_made_sent_and_checked_by_its_commands(
         return json.loads(out) if out.strip() else err
 
     made = holdfast("spark", "plan", "--group", "billing", "--lanes", "2", "--canary", "4",
-                    "--ramp", "50%", "--patience", "90s", "--reason", "fixed")  # fmt: skip
+                    "--ramp", "50%", "--patience", "90s", "--reason", "fixed",
+                    "--report", str(tmp_path / "plan.html"))  # fmt: skip
     assert (made["total"], made["lanes"], made["canary"]) == (60, 2, 4)
     plan = made["plan"]
     refused = holdfast("dlq", "plans", "resume", plan, "--broker", broker, "--reason", "x",
@@ -56,13 +57,17 @@ def test_a_plan_is_made_sent_and_checked_by_its_commands(
     assert holdfast("spark", "verify", plan, code=EXIT_UNCONFIRMED)["unsent"] == 60
     with Billing(store, broker, replay_topic("orders", "billing"), "billing").running():
         ending = holdfast("spark", "replay", plan, "--broker", broker, "--batch", "10",
-                          "--reason", "fixed")  # fmt: skip
+                          "--reason", "fixed", "--report",
+                          str(tmp_path / "replay.html"))  # fmt: skip
     assert (ending["ending"], ending["sent"]) == ("confirmed", 60)
     checked = holdfast("spark", "verify", plan)
     assert (checked["confirmed"], checked["waiting"], checked["is_whole"]) == (60, 0, True)
     assert holdfast("dlq", "verify", plan)["manifest"] is True
     shown = holdfast("dlq", "plans", "show", plan)
     assert (shown["state"], shown["lanes"], shown["items"]) == ("done", 2, {"confirmed": 60})
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("plan", "replay")]
+    assert "Messages by lane" in pages[0]
+    assert f"Replay of plan {plan[-8:]}" in pages[1]
     effects = in_order(engine)
     assert sum(map(len, effects.values())) == 60
     assert all(numbers == sorted(numbers) for numbers in effects.values())

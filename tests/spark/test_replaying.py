@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.brokers import connect
 from holdfast.cli.migrations import Migrations
 from holdfast.db.engine import open_database
 from holdfast.dlq.replay import EndingKind, Plans, Rate, ReplayOptions, Selection, StopPolicy
@@ -19,20 +16,16 @@ from holdfast.dlq.replay.lane_sender import LanesSender
 from holdfast.dlq.replay.lease import TakenPlan
 from holdfast.dlq.replay.plan import PlanState
 from holdfast.dlq.replay.sender import Pace
-from holdfast.headers import replay_topic
 from holdfast.spark_jobs.planning import PlanRequest, make_plan
 from holdfast.spark_jobs.replaying import SparkLanes, check_plan
-from holdfast.testing import wait_until
-from tests.spark.billing import Billing, effects, in_order, metadata
-from tests.spark.replaying import ADA, copied, letters, url_of
+from tests.spark.billing import Billing, check_effects, effects, metadata
+from tests.spark.replaying import ADA, Leader, copied, letters, replay_topics, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
     from sqlalchemy.engine import Engine
-
-    from holdfast.dlq.replay.plan import ReplayPlan
 
 LANES, BATCH = 3, 50
 PACE = Pace(batch=BATCH, lease_seconds=5.0, poll_seconds=0.1)
@@ -78,55 +71,6 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-def topics(url: str, topic: str, group: str) -> str:
-    """Make the original topic and the one by which the group gets what is replayed."""
-    private = replay_topic(topic, group)
-    with closing(connect(url)) as broker:
-        broker.create_topic(topic, partitions=3)
-        broker.create_topic(private, partitions=3)
-    return private
-
-
-class Leader:
-    """Leads a plan in a thread, as a driver of its own would."""
-
-    def __init__(self, store: Engine, lanes: SparkLanes, plan: ReplayPlan, pace: Pace) -> None:
-        self._sender = LanesSender(store, lanes, pace=pace)
-        self._plans = Plans(store)
-        self._id = plan.id
-        self.ended: list[Any] = []
-        self._thread = threading.Thread(target=self._lead)
-        self._thread.start()
-
-    def _lead(self) -> None:
-        try:
-            self.ended.append(self._sender.run(self._id))
-        except BaseException as error:  # noqa: BLE001 - told by `ending`
-            self.ended.append(error)
-
-    @property
-    def sent(self) -> int:
-        """How many messages were given to the broker so far."""
-        return self._plans.tally(self._plans.find(self._id)).published
-
-    def until_sent(self, count: int) -> None:
-        """Wait until more than *count* were sent; the replay must not have ended by then."""
-        wait_until(
-            lambda: self.ended or self.sent > count,
-            deadline=240,
-            every=0.25,
-            what="messages are sent",
-        )
-        assert not self.ended, self.ended
-
-    def ending(self) -> Any:
-        """Wait for its end, and return it."""
-        self._thread.join()
-        if isinstance(self.ended[0], BaseException):
-            raise self.ended[0]
-        return self.ended[0]
-
-
 def kill_workers(spark: SparkSession) -> int:
     """Kill the Python processes of the tasks that run now; return how many there were."""
     killed = python_workers(spark)
@@ -135,23 +79,12 @@ def kill_workers(spark: SparkSession) -> int:
     return len(killed)
 
 
-def check_effects(store: Engine, billing: Billing, count: int, most_copies: int) -> None:
-    """Check that all was delivered, little of it twice, and took effect once and in order."""
-    assert set(billing.copies) == {f"{billing.group}-{n:06}" for n in range(count)}
-    assert billing.copies.total() - count <= most_copies
-    found = in_order(store)
-    assert sum(map(len, found.values())) == count
-    found.pop(None)
-    assert all(numbers == sorted(numbers) for numbers in found.values())
-    assert found["hot"] == list(range(1, count, 2))
-
-
 def test_a_replay_through_killed_workers_and_a_resume_has_every_effect_once_and_in_order(
     spark: SparkSession, store: Engine, kafka: Any, tmp_path: Path
 ) -> None:
     """At most one batch of each lane that was killed is delivered again; verify agrees."""
     count, topic, group = 1500, "spark-orders", "spark-billing"
-    private = topics(kafka.url, topic, group)
+    private = replay_topics(kafka.url, topic, group)
     copied(store, letters(1, key=lambda _: "x", topic=topic, group=group)[0], count, group=group)
     database, plans = url_of(store, tmp_path), Plans(store)
     policy = StopPolicy(canary=10, ramp=(), patience=90)
@@ -196,7 +129,7 @@ def test_a_hundred_thousand_messages_arrive_through_three_kills_and_a_resume(
 ) -> None:
     """As above, at full speed, with the lanes killed again and again."""
     count, batch, topic, group = 100_000, 500, "bulk-orders", "bulk-billing"
-    private = topics(kafka.url, topic, group)
+    private = replay_topics(kafka.url, topic, group)
     with store.begin() as db:
         db.execute(effects.delete())
     copied(store, letters(1, key=lambda _: "x", topic=topic, group=group)[0], count, group=group)

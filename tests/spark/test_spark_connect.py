@@ -37,10 +37,11 @@ def test_a_job_runs_by_spark_connect(remote: str, tmp_path: Path) -> None:
     source = files_of(tmp_path / "in", [lettered(n) for n in range(50)])
     done = subprocess.run(
         [HOLDFAST, "spark", "archive", "add", "--from", source, "--to", tmp_path / "letters",
-         "--remote", remote, "--json"],
+         "--remote", remote, "--json", "--report", tmp_path / "archive.html"],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["total"] == 50
     state = StateLog(LocalFolder(tmp_path / "letters")).newest()
     assert (state.number, state.rows) == (1, 50)
+    assert "Dead letters by day" in (tmp_path / "archive.html").read_text()

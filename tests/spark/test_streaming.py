@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy import func, select
 
 from holdfast.brokers import connect
+from holdfast.cli import main
 from holdfast.cli.migrations import Migrations
 from holdfast.db.engine import open_database
 from holdfast.dlq.store.groups import FailureGroups
@@ -56,27 +58,32 @@ def counted(engine: Engine) -> tuple[int, int]:
 
 
 def test_each_letter_is_stored_once_through_a_lost_checkpoint_and_while_more_come(
-    spark: SparkSession, store: Engine, kafka: Any, tmp_path: Path
-) -> None:
+    spark: SparkSession, store: Engine, kafka: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """What is there now, then again without Spark's memory of it, then as it comes."""
     with closing(connect(kafka.url)) as broker:
         broker.create_topic(TOPIC, partitions=2)
     publish(kafka.url, 40)
     told: list[StreamCounts] = []
 
-    def request(checkpoint: str, every: float | None = None) -> StreamRequest:
+    def request(checkpoint: str, every: float) -> StreamRequest:
         return StreamRequest(
             database=url_of(store, tmp_path), source=f"{kafka.url}?topic={TOPIC}", name="triage",
             checkpoint=str(tmp_path / checkpoint), every=every,
         )  # fmt: skip
 
-    query = start_stream(spark, request("first"), tell=lambda _, found: told.append(found))
-    query.awaitTermination()
-    assert sum(one.stored for one in told) == 40
+    report = tmp_path / "stream.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", "stream", "--database", url_of(store, tmp_path), "--from",
+              f"{kafka.url}?topic={TOPIC}", "--name", "triage", "--checkpoint",
+              str(tmp_path / "first"), "--json", "--report", str(report)])  # fmt: skip
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["stored"] == 40
+    assert "Stored by batch" in report.read_text()
     assert counted(store) == (40, 40)
     assert [one.pending for one in FailureGroups(store).listed()] == [40]
 
-    told.clear()
     query = start_stream(spark, request("lost", 0.1), tell=lambda _, found: told.append(found))
     try:
         wait_until(lambda: sum(one.passed for one in told) == 40, deadline=90)

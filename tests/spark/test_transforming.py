@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from holdfast.brokers import connect
 from holdfast.cli import main
 from holdfast.cli.exits import EXIT_FIX, EXIT_PARTLY, EXIT_STOPPED
-from holdfast.errors import BrokerDown, ConfigurationError, UnknownTopic
+from holdfast.errors import (
+    BrokerDown,
+    ConfigurationError,
+    MessageTooLarge,
+    Transient,
+    UnknownTopic,
+)
 from holdfast.message import Message
-from holdfast.ports import Delivery, Lane
+from holdfast.ports import Delivery, Lane, Published
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive.adding import add
 from holdfast.spark_jobs.archive.state import ArchiveBusy, LocalFolder, NumberedLog
@@ -37,12 +49,12 @@ from holdfast.spark_jobs.transforming import (
     TransformState,
     transform,
 )
-from holdfast.testing import wait_until
+from holdfast.testing import VirtualClock, wait_until
+from tests.servers.install import spark_jars
+from tests.spark.conftest import CONF
 from tests.spark_letters import NOW, files_of, lettered
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from holdfast.dlq import DeadLetter
@@ -211,6 +223,59 @@ def test_what_the_broker_refuses_for_good_is_told_and_the_others_are_sent() -> N
     assert "MessageTooLarge" in told[0]["reason"]
 
 
+class Away:
+    """A sink whose broker is away for some calls, then takes all but the messages *large*.
+
+    Those behind a refused message of the same call are left for the next, as Kafka does it.
+    """
+
+    def __init__(self, sink: Any, outages: int, large: str = "") -> None:
+        self._sink = sink
+        self._outages = outages
+        self._large = large
+
+    def publish(self, messages: list[Message]) -> list[Published]:
+        self._outages -= 1
+        if self._outages >= 0:
+            self._sink.publish(messages[:1])  # it may have been stored
+            raise BrokerDown("away")
+        place = next((n for n, one in enumerate(messages) if one.id == self._large), None)
+        if place is None:
+            return self._sink.publish(messages)
+        taken = self._sink.publish(messages[:place])
+        rest = [Published(error=Transient("again")) for _ in messages[place + 1 :]]
+        return [*taken, Published(error=MessageTooLarge(9, 1)), *rest]
+
+
+def published(outages: int, large: str, patience: float) -> tuple[list[Any], list[str]]:
+    """Return what a round of five orders tells, and the ids that are on the topic then."""
+    broker, clock = connect("memory:"), VirtualClock(auto=True)
+    broker.create_topic("new")
+    made = rows_to_publish(*(order(n) for n in range(5)))
+    with closing(broker.sink()) as sink, closing(broker.source(["new"], group="g")) as source:
+        work = PublishRound(broker="memory:", patience=patience)
+        away: Any = Away(sink, outages, large)
+        told = [row for one in work.publish(away, iter([made]), clock) for row in one.to_pylist()]
+        return told, [one.message.id for one in source.poll(50, 5.0)]
+
+
+def test_a_broker_that_is_away_is_waited_for_and_the_order_stays() -> None:
+    """The part that may have been stored is sent again; so is what Kafka left for the next call."""
+    told, ids = published(3, "o-0002", patience=60.0)
+    assert [(row["sent"], row["message_id"]) for row in told] == [(None, "o-0002"), (4, None)]
+    assert list(dict.fromkeys(ids)) == ["o-0000", "o-0001", "o-0003", "o-0004"]
+    with pytest.raises(BrokerDown, match="away"):
+        published(50, "", patience=20.0)
+
+
+def test_a_broker_that_cannot_be_reached_is_told_and_not_raised() -> None:
+    """Spark would begin the task again and again, and each would wait as long."""
+    work = PublishRound(broker="redis://127.0.0.1:1", patience=0.1)
+    (told,) = [row for one in work(iter([rows_to_publish(order(1))])) for row in one.to_pylist()]
+    assert "127.0.0.1:1" in told["outage"]
+    assert told["sent"] is None
+
+
 def test_a_topic_that_went_away_is_an_error_and_no_refusal() -> None:
     """Or else all that is left would count as refused."""
     broker = connect("memory:?auto_create=false")
@@ -291,7 +356,9 @@ def test_a_topic_of_kafka_goes_to_another_by_the_command_and_nothing_is_dropped(
     stopped = holdfast(*words, code=EXIT_STOPPED)
     assert (stopped["read"], stopped["written"], stopped["refused"]) == (120, 0, len(broken))
     assert on_topic(url, new) == []
-    found = holdfast(*words, "--on-error", "aside", code=EXIT_PARTLY)
+    report = tmp_path / "transform.html"
+    found = holdfast(*words, "--on-error", "aside", "--report", str(report), code=EXIT_PARTLY)
+    assert "Why messages were refused" in report.read_text()
     assert (found["read"], found["written"], found["refused"]) == (120, 120 - len(broken), 3)
     assert found["is_whole"]
     assert list(found["reasons"].values()) == [3]
@@ -361,6 +428,54 @@ def test_a_killed_transform_goes_on_and_sends_no_more_than_one_round_again(
     again = transform(spark, request)
     assert (again.written, again.before) == (90, 90)
     assert on_topic(url, "new") == []  # nothing was sent since
+
+
+@pytest.mark.programs
+def test_a_driver_killed_by_kill_9_is_gone_on_with_and_what_is_marked_is_there_once(
+    spark: SparkSession, kafka: Any, tmp_path: Path
+) -> None:
+    """The command with its JVM is killed between two rounds or in one; the next command goes on."""
+    old, new, batch = "killed-orders", "killed-orders.v2", 40
+    orders = [order(n, topic=old, key=f"k{n % 7}") for n in range(600)]
+    put(kafka.url, old, orders)
+    put(kafka.url, new, [])
+    checkpoint = tmp_path / "c"
+    request = TransformRequest(
+        source=f"{kafka.url}?topic={old}", to=f"{kafka.url}?topic={new}", transform=CENTS,
+        checkpoint=str(checkpoint), lanes=2, batch=batch,
+    )  # fmt: skip
+    log = NumberedLog(LocalFolder(checkpoint), TransformState, called="transform")
+    settings = [word for one in CONF.items() for word in ("--conf", "=".join(one))]
+    command = [
+        sys.executable, "-c", "from holdfast.cli import main; main()", "spark", "transform",
+        "--from", request.source, "--to", request.to, "--with", CENTS, "--lanes", "2",
+        "--batch", str(batch), "--checkpoint", str(checkpoint), *settings,
+        "--jars", ",".join(map(str, spark_jars())),
+    ]  # fmt: skip
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=here, start_new_session=True) as driver:
+        try:
+            wait_until(
+                lambda: driver.poll() is not None or log.newest().done >= 3,
+                deadline=600, every=0.02, what="three rounds",
+            )  # fmt: skip
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)  # the JVM, too
+    marked = log.newest()
+    assert 3 <= marked.done < len(marked.rounds)
+    first = on_topic(kafka.url, new)
+    found = transform(spark, request)
+    assert (found.read, found.written, found.refused, found.is_whole) == (600, 600, 0, True)
+    assert found.before == marked.written
+    all_ = [*first, *on_topic(kafka.url, new)]
+    sent = Counter(one.id for one in all_)
+    assert set(sent) == {one.id for one in orders}
+    assert sent.total() - 600 <= batch
+    staged = f"{checkpoint}/staged/kind=made"
+    done = {row["message_id"] for number in range(marked.done)
+            for row in parquet.read_table(f"{staged}/round={number}").to_pylist()}  # fmt: skip
+    assert {sent[one] for one in done} == {1}
+    assert all(numbers == sorted(numbers) for numbers in numbers_by_key(all_).values())
 
 
 def test_an_archive_goes_to_an_archive_a_topic_and_files(
