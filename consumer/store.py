@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.consumer.parking.store import ParkedKey, ParkedMessages, hash_of
 from holdfast.consumer.scheduling.work import ReplayFacts
+from holdfast.db.engine import looking
 from holdfast.db.errors import DatabaseDown, is_deadlock
 from holdfast.db.sql import executed, statements
 from holdfast.db.text import ascii_only, cut, fitted
@@ -81,7 +82,7 @@ class ConsumerStore:
         self._clock = clock
         self._at_once: Engine | None = None
         if engine.dialect.name == "postgresql":
-            self._at_once = engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._at_once = looking(engine)
             self._sql = statements("holdfast.consumer", engine.dialect.name)
 
     def begun(self, works: Sequence[Work], ended: Collection[str], owner: str) -> bool:

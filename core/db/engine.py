@@ -125,7 +125,7 @@ def reading(engine: Engine) -> Engine:
 
 
 def looking(engine: Engine) -> Engine:
-    """Return *engine* for single statements that only read, without transactions on PostgreSQL.
+    """Return *engine* for statements that stand alone, without transactions on PostgreSQL.
 
     That saves two round trips; MySQL's drivers would ask the server to leave them out.
     """

@@ -105,7 +105,7 @@ def test_messages_of_which_nothing_is_known_begin_in_one_statement(bench: Bench)
 def test_one_of_which_something_is_known_keeps_all_from_beginning_unseen(
     bench: Bench, fact: Callable[[Poll], Any]
 ) -> None:
-    """Failures, a start elsewhere, a held key, a letter of the message or an open one of its key."""
+    """Failures, a start elsewhere, a held key, a letter of its own or an open one of its key."""
     poll = Poll(bench)
     fact(poll)
     assert not poll.store.begun(poll.works, [], ME)
@@ -113,7 +113,7 @@ def test_one_of_which_something_is_known_keeps_all_from_beginning_unseen(
 
 
 def test_what_belongs_to_others_is_nothing_known(bench: Bench) -> None:
-    """Letters of the key in another group, and what another handler failed on, are not asked for."""
+    """Letters of the key in another group, and what another handler failed on, do not count."""
     poll = Poll(bench)
     DeadLetterStore(poll.engine).put(letter(9, key="k1", group="another"))
     poll.store.ledger.failed("another", poll.ids[1], "boom")
