@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import sys
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,12 @@ def schemes() -> list[str]:
     return sorted(_adapters())
 
 
-@cache  # every distribution on the path is read for it
 def _adapters() -> dict[str, EntryPoint]:
+    return _adapters_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)  # every distribution on the path is read for it
+def _adapters_on(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
