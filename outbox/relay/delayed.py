@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.engine import looking
 from holdfast.db.sql import statements
 from holdfast.db.transactions import transact
 from holdfast.outbox.outbox import insert_all
@@ -63,7 +62,7 @@ class DelayedEvents:
         return moved
 
     def _move_due(self) -> int:
-        with looking(self._engine).connect() as db:
+        with self._engine.connect() as db:
             if not self.is_told(db.execute(self._sql["next_due"]).scalar()):
                 return 0
         return transact(self._engine, self._promote, clock=self._clock)

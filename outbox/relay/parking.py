@@ -9,7 +9,6 @@ import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, select, update
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.engine import looking
 from holdfast.db.sql import statements
 from holdfast.db.text import MOST_TEXT, cut
 from holdfast.db.transactions import transact
@@ -101,7 +100,7 @@ class Parking:
 
     def _any(self) -> bool:
         """Whether anything is parked at all; a quick look, for the next event waits for it."""
-        with looking(self._engine).connect() as db:
+        with self._engine.connect() as db:
             return db.execute(_ONE).first() is not None
 
     def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
