@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annot
 from holdfast import ConfigurationError, Message, PoisonMessage, Transient, current_message
 from holdfast.circuit import Breaker, CircuitPolicy, LastCalls, circuit
 from holdfast.consumer import Attempt, Batches, Order
+from holdfast.consumer.scheduling.scheduler import KeyScheduler
 from holdfast.dlq import close, dead_letter
 from holdfast.errors import DependencyDown
 from holdfast.idempotency import idempotent
@@ -349,9 +350,18 @@ def test_a_handler_that_ends_the_process_acknowledges_nothing_of_its_batch(bench
     assert len(bench.effects) == 10
 
 
-def test_a_stop_finishes_the_batch_that_runs_and_gives_the_rest_back(bench: Bench) -> None:
+def test_a_stop_finishes_the_batch_that_runs_and_gives_the_rest_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What runs commits and is acknowledged; what waited for company is left, without blame."""
     consumer, started, go_on = bench.consumer(), threading.Event(), threading.Event()
+    heard, stop = threading.Event(), KeyScheduler.stop
+
+    def stopped(lanes: KeyScheduler) -> None:
+        stop(lanes)
+        heard.set()
+
+    monkeypatch.setattr(KeyScheduler, "stop", stopped)
 
     @consumer.on("orders", batch=5)
     @idempotent
@@ -364,6 +374,7 @@ def test_a_stop_finishes_the_batch_that_runs_and_gives_the_rest_back(bench: Benc
     with running(consumer):
         assert started.wait(NEVER)
         consumer.stop()
+        assert heard.wait(NEVER)  # the poll thread may be slow to hear of it
         go_on.set()
     done = len(bench.effects)
     assert 1 <= done <= 5
