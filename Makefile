@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than cores: most tests wait for a server most of the time.
 WORKERS ?= 4
+# A worker begins with six seconds of imports, and few of the quick tests wait.
+QUICK_WORKERS ?= 3
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
 PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry sagas spark_jobs testing tracing
 # Importing `outbox` from the root would make a second copy of holdfast.outbox.
@@ -50,7 +52,7 @@ servers: $(DEV) ## install the real servers that the tests start
 
 quick: $(DEV) ## the tests that need no server and start no programs
 	$(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm) \
-	  $(BIN)/python -m pytest -m "not chaos" --quick -n $(WORKERS) --dist worksteal $(ARGS)
+	  $(BIN)/python -m pytest -m "not chaos" --quick -n $(QUICK_WORKERS) --dist worksteal $(ARGS)
 
 test: $(DEV) servers ## install everything, start the real servers, run every test
 	$(BIN)/python -m pytest -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

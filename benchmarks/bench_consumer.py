@@ -1,4 +1,4 @@
-"""The consumer: against loops written by hand, order per key, batches, and what an import costs.
+"""The consumer: against loops by hand and FastStream, order per key, batches, cost of an import.
 
 Each side of the first figures is a process of its own (`consuming.py`) that reads the same
 topic of Kafka and has dedup and effect in one database of PostgreSQL: alternately, in one run.
@@ -10,12 +10,14 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consuming import Base
+from profiles import told, top
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert
 from sqlalchemy.orm import Session  # noqa: TC002 - handlers ask for it by annotation
 
@@ -49,12 +51,14 @@ _DETAIL = f"memory broker, 1 partition, {COUNT} messages, {KEYS} keys, 32 thread
 
 _PROGRAM = Path(__file__).with_name("consuming.py")
 _SIDES = {
-    # kind of ours: (kind of the peer, messages, goal)
-    "single": ("single", 4_000, 1.0),
-    "batch": ("batch", 20_000, 0.35),
-    "batch-execute": ("batch", 8_000, 0.35),
-    "lists": ("batch", 20_000, 0.6),
+    # kind of ours: (kind by hand, messages, goal by hand, goal on FastStream)
+    "single": ("single", 4_000, 1.0, 2.5),
+    "batch": ("batch", 20_000, 0.35, 15.0),
+    "batch-execute": ("batch", 20_000, 0.35, 15.0),
+    "lists": ("batch", 20_000, 0.6, 25.0),
 }
+_FASTSTREAM = 1_000
+"""Messages for FastStream, which commits the offset of each one by itself."""
 _NAMES = {
     "single": "one transaction each",
     "batch": f"batch={BATCH}, session.add in a handler per message",
@@ -69,7 +73,7 @@ def figures() -> Iterator[Figure]:
     """Measure the whole consumer beside its peers, then what its parts gain."""
     with Kafka() as kafka, Postgres() as postgres:
         for kind in _SIDES:
-            yield from _beside_a_loop(kind, kafka, postgres)
+            yield from _beside_peers(kind, kafka, postgres)
     yield compare(
         "consumer: CPU of its import / sqlalchemy.orm's",
         ours=lambda: _imported("holdfast.consumer"),
@@ -103,36 +107,53 @@ def figures() -> Iterator[Figure]:
         engine.dispose()
 
 
-def _beside_a_loop(kind: str, kafka: Kafka, postgres: Postgres) -> Iterator[Figure]:
-    """Yield the rate and the CPU of each message, ours against the loop written by hand."""
-    peer, count, goal = _SIDES[kind]
-    topic = _filled(kafka, count)
+def _beside_peers(kind: str, kafka: Kafka, postgres: Postgres) -> Iterator[Figure]:
+    """Yield the rate and the CPU of each message, ours against a loop by hand and FastStream."""
+    peer, count, by_hand, on_faststream = _SIDES[kind]
+    topic, few = _filled(kafka, count), _filled(kafka, _FASTSTREAM)
     found = contest(
         {
             "ours": lambda: _started("ours", kind, kafka, postgres, topic, count),
             "hand": lambda: _started("hand", peer, kafka, postgres, topic, count),
+            "faststream": lambda: _started(
+                "faststream", "single", kafka, postgres, few, _FASTSTREAM
+            ),
         },
         _ROUNDS,
     )
-    ours, hand = found["ours"], found["hand"]
-    name = f"consumer: {_NAMES[kind]} / by hand"
     detail = (
         f"Kafka (confluent), 4 partitions, {count} messages of 300 bytes, dedup and one insert in "
-        "PostgreSQL; by hand: psycopg, "
-        + ("one transaction each" if peer == "single" else f"batches of {BATCH} by executemany")
+        "PostgreSQL; "
     )
-    yield against(
-        name, [one["rate"] for one in ours], [one["rate"] for one in hand],
-        unit="messages/s", goal=Goal(at_least=goal), detail=detail,
-    )  # fmt: skip
-    yield against(
-        f"{name}, CPU", [one["cpu"] * 1e6 for one in ours], [one["cpu"] * 1e6 for one in hand],
-        unit="µs/message", goal=Goal(), detail=detail,
-    )  # fmt: skip
+    shape = "one transaction each" if peer == "single" else f"batches of {BATCH} by executemany"
+    ours = found["ours"]
+    for side, name, goal, how in (
+        ("hand", "by hand", by_hand, f"by hand: psycopg, {shape}"),
+        ("faststream", "FastStream", on_faststream, "FastStream: psycopg, one transaction each"),
+    ):
+        rates = against(
+            f"consumer: {_NAMES[kind]} / {name}",
+            [one["rate"] for one in ours], [one["rate"] for one in found[side]],
+            unit="messages/s", goal=Goal(at_least=goal), detail=detail + how,
+        )  # fmt: skip
+        yield told(rates, lambda: _profile(kind, kafka, postgres, topic, count))
+        yield against(
+            f"consumer: {_NAMES[kind]} / {name}, CPU",
+            [one["cpu"] * 1e6 for one in ours], [one["cpu"] * 1e6 for one in found[side]],
+            unit="µs/message", goal=Goal(), detail=detail + how,
+        )  # fmt: skip
+
+
+def _profile(kind: str, kafka: Kafka, postgres: Postgres, topic: str, count: int) -> str:
+    """Say where the CPU of our side goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/profile"
+        _started("ours", kind, kafka, postgres, topic, count, "--profile", file)
+        return f"profile of its threads, CPU: {top(file)}"
 
 
 def _started(
-    side: str, kind: str, kafka: Kafka, postgres: Postgres, topic: str, count: int
+    side: str, kind: str, kafka: Kafka, postgres: Postgres, topic: str, count: int, *more: str
 ) -> dict[str, float]:
     """Return what a process of its own found, on a database of its own."""
     url = postgres.database(f"bench_{side}_{time.monotonic_ns()}")
@@ -140,6 +161,7 @@ def _started(
     create_tables(engine)
     Base.metadata.create_all(engine)
     argv = [sys.executable, str(_PROGRAM), side, kind, kafka.address, url, topic, str(count)]
+    argv += more
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     with engine.connect() as db:
         (entered,) = db.exec_driver_sql("SELECT count(*) FROM entries").one()

@@ -1,11 +1,16 @@
-"""The lineage: what it costs a transaction that stages events, or handles them, in batches."""
+"""The lineage: what it costs a transaction that stages events, or handles them, in batches.
+
+Both sides run in pairs, each first every second time; the ratio is the median of those of the
+pairs. What PostgreSQL's processes compute counts as well: most of a row's price is theirs.
+"""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles import explained
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 BODY = b"x" * 300
-BATCH, TRANSACTIONS = 200, 10
+BATCH, TRANSACTIONS, PAIRS = 200, 10, 41
 tables = MetaData()
 business = Table(
     "business",
@@ -51,47 +56,66 @@ HANDLED = (
 
 
 def figures() -> Iterator[Figure]:
-    """Measure on a PostgreSQL of our own, wall time and this process's CPU."""
+    """Measure on a PostgreSQL of our own: wall time, this process's CPU, and that of both."""
     with Postgres() as postgres:
         engine = open_database(postgres.database("bench"))
         for create in (create_outbox, create_consumer, create_tables, tables.create_all):
             create(engine)
         lineage = Lineage("shop")
         yield from cost(
-            "staged", STAGED, lambda: _stage(engine, Outbox(source="shop", lineage=lineage)),
+            postgres, "staged", STAGED,
+            lambda: _stage(engine, Outbox(source="shop", lineage=lineage)),
             lambda: _stage(engine, Outbox(source="shop")),
         )  # fmt: skip
         yield from cost(
-            "handled", HANDLED, lambda: _handle(engine, lineage), lambda: _handle(engine, None)
-        )
+            postgres, "handled", HANDLED, lambda: _handle(engine, lineage),
+            lambda: _handle(engine, None),
+        )  # fmt: skip
         engine.dispose()
 
 
 def cost(
-    what: str, detail: str, ours: Callable[[], int], peer: Callable[[], int]
+    postgres: Postgres, what: str, detail: str, ours: Callable[[], int], peer: Callable[[], int]
 ) -> Iterator[Figure]:
     """Return wall time and CPU of both sides, taken alternately in one run."""
 
-    def timed(work: Callable[[], int]) -> Callable[[], tuple[float, float]]:
-        def once() -> tuple[float, float]:
+    def timed(work: Callable[[], int]) -> Callable[[], list[float]]:
+        def once() -> list[float]:
             gc.collect()
-            wall, cpu = time.perf_counter(), time.process_time()
+            server, wall, cpu = computed(postgres), time.perf_counter(), time.process_time()
             number = work()
-            ended = time.perf_counter(), time.process_time()
-            return 1e6 * (ended[0] - wall) / number, 1e6 * (ended[1] - cpu) / number
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            both = cpu + sum(
+                seconds - server.get(pid, 0.0) for pid, seconds in computed(postgres).items()
+            )
+            return [1e6 * seconds / number for seconds in (wall, cpu, both)]
 
         return once
 
     for work in (ours, peer):
         work()  # statements are compiled, tables and indexes have pages
-    found = contest({"ours": timed(ours), "peer": timed(peer)}, rounds=11)
-    for place, name in enumerate(("wall", "CPU of the process")):
+    found = contest({"ours": timed(ours), "peer": timed(peer)}, rounds=PAIRS)
+    for place, name in enumerate(MEASURES):
         both = [[one[place] for one in found[side]] for side in ("ours", "peer")]
         figure = against(
             f"lineage: events {what} in batches, {name}", *both, unit="µs per event",
             goal=Goal(at_most=1.1), detail=detail,
         )  # fmt: skip
         yield explained(figure, ours)
+
+
+MEASURES = "wall", "CPU of the process", "CPU of the process and PostgreSQL"
+
+
+def computed(postgres: Postgres) -> dict[str, float]:
+    """Return the seconds of processor time of each of the server's processes."""
+    master = (postgres.folder / "data" / "postmaster.pid").read_text().splitlines()[0]
+    children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
+    found = {}
+    for pid in (master, *children):
+        with suppress(OSError):  # it has ended
+            found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return found
 
 
 def _stage(engine: Engine, outbox: Outbox) -> int:

@@ -1,4 +1,4 @@
-"""One consumer process with dedup and effect in PostgreSQL: ours, or a loop written by hand.
+"""One consumer process with dedup and effect in PostgreSQL: ours, a loop by hand, FastStream's.
 
 Started as users start theirs, it handles so many messages of a topic and prints its rate and
 the CPU seconds of each message as JSON, from the first message handled to the last.
@@ -10,11 +10,13 @@ import argparse
 import json
 import resource
 import time
+from contextlib import nullcontext
 from datetime import datetime  # noqa: TC003 - mapped by annotation
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import confluent_kafka
 import psycopg
+from profiles import profiled
 from sqlalchemy import DateTime, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 BATCH = 200
-_SEEN = (
+SEEN = (
     "INSERT INTO seen (id, handled_at) SELECT id, now() FROM unnest(%s::text[]) AS id"
     " ON CONFLICT DO NOTHING RETURNING id"
 )
-_ENTER = "INSERT INTO entries (number, document) VALUES (%s, %s)"
+ENTER = "INSERT INTO entries (number, document) VALUES (%s, %s)"
 
 
 class Base(DeclarativeBase):
@@ -153,12 +155,12 @@ def by_hand(kind: str, place: Place, watch: Stopwatch) -> None:
             is_last = watch.handled(len(records))
             orders = {_id(record): json.loads(record.value()) for record in records}
             with db.transaction():
-                new = [row[0] for row in db.execute(_SEEN, [list(orders)])]
+                new = [row[0] for row in db.execute(SEEN, [list(orders)])]
                 if len(new) == 1:
-                    db.execute(_ENTER, _values(orders[new[0]]))
+                    db.execute(ENTER, values(orders[new[0]]))
                 elif new:
-                    rows = [_values(orders[id_]) for id_ in new]
-                    db.cursor().executemany(_ENTER, rows)
+                    rows = [values(orders[id_]) for id_ in new]
+                    db.cursor().executemany(ENTER, rows)
             for record in _last(records):
                 consumer.store_offsets(record)  # after the commit; the client tells Kafka
             if is_last:
@@ -177,7 +179,8 @@ def _polled(consumer: Any, size: int) -> Iterator[list[Any]]:
             yield records
 
 
-def _values(order: dict[str, Any]) -> tuple[int, str]:
+def values(order: dict[str, Any]) -> tuple[int, str]:
+    """Return the row of *order*."""
     return order["n"], order["text"]
 
 
@@ -190,16 +193,28 @@ def _last(records: Iterable[Any]) -> Iterable[Any]:
     return {record.partition(): record for record in records}.values()
 
 
+# -- FastStream ------------------------------------------------------------------------
+
+
+def on_faststream(_kind: str, place: Place, watch: Stopwatch) -> None:
+    """Run it on FastStream, which has one transaction for each message."""
+    from faststream_peer import run
+
+    run(place, watch)
+
+
 def main() -> None:
     """Run one side."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("side", "kind", "kafka", "database", "topic"):
         parser.add_argument(name)
     parser.add_argument("count", type=int)
+    parser.add_argument("--profile", help="a file for where the CPU of all threads went")
     given = parser.parse_args()
     watch = Stopwatch(given.count)
-    side = {"ours": ours, "hand": by_hand}[given.side]
-    side(given.kind, Place(given.kafka, given.database, given.topic), watch)
+    side = {"ours": ours, "hand": by_hand, "faststream": on_faststream}[given.side]
+    with profiled(given.profile) if given.profile else nullcontext():
+        side(given.kind, Place(given.kafka, given.database, given.topic), watch)
     print(json.dumps(watch.found))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import threading
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from figures import Figure
 
@@ -47,3 +50,31 @@ def top(profile: cProfile.Profile | str) -> str:
         f"{100 * own / total:.0f} % {Path(file).name}:{name}"
         for (file, _, name), (_, _, own, _, _) in rows
     )
+
+
+@contextmanager
+def profiled(file: str) -> Iterator[None]:
+    """Leave in *file* where the CPU of the threads that begin and end meanwhile went."""
+    found: list[cProfile.Profile] = []
+    run = threading.Thread.run
+
+    def watched(thread: threading.Thread) -> None:
+        profiler = cProfile.Profile(time.thread_time)
+        found.append(profiler)
+        profiler.runcall(run, thread)
+
+    mine = cProfile.Profile(time.thread_time)
+    found.append(mine)
+    threading.Thread.run = watched  # type: ignore[method-assign]
+    mine.enable()
+    try:
+        yield
+    finally:
+        mine.disable()
+        threading.Thread.run = run  # type: ignore[method-assign]
+        stats = pstats.Stats(mine)
+        for one in found[1:]:
+            one.create_stats()
+            if one.stats:
+                stats.add(one)
+        stats.dump_stats(file)

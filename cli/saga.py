@@ -41,8 +41,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.health import Endpoint
 from holdfast.metrics import exposition
 from holdfast.sagas import Saga, Sagas, StateMachine, metadata
-from holdfast.sagas.health import SagaHealth
-from holdfast.sagas.metrics import SagaCollector
+from holdfast.sagas.monitoring import SagaCollector, SagaHealth
 from holdfast.sagas.operations import Act, SagaDetails, SagaOperations
 from holdfast.tracing import Flow, switch
 from holdfast.tracing import trace as trace_events

@@ -165,12 +165,12 @@ class ConsumerMetrics:
         """Count attempts at messages that had failed before."""
         self._retries.labels(topic).inc(count)
 
-    def count(self, topic: str, outcome: str) -> None:
-        """Count one outcome."""
+    def count(self, topic: str, outcome: str, count: int = 1) -> None:
+        """Count one outcome, or *count* of the kind."""
         counter = self._counters.get((topic, outcome))
         if counter is None:  # `labels` is slow, and each message is counted
             counter = self._counters[topic, outcome] = self._consumed.labels(topic, outcome)
-        counter.inc()
+        counter.inc(count)
 
     def ran(
         self, topic: str, seconds: float, link: Callable[[], TraceLink | None] | None = None
@@ -263,17 +263,17 @@ class Counters:
     """Messages that came without a correlation id."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def add(self, topic: str, outcome: str, *, blamed: bool = True) -> None:
-        """Count what became of a message of *topic*, or of an attempt at one.
+    def add(self, topic: str, outcome: str, *, count: int = 1, blamed: bool = True) -> None:
+        """Count what became of a message of *topic*, or of several, or of an attempt at one.
 
         This is the one place where outcomes are counted. A failed attempt that may turn out to
         be an outage is not *blamed* on the message: it shows in the metrics alone.
         """
         if blamed:
             with self._lock:
-                setattr(self, outcome, getattr(self, outcome) + 1)
+                setattr(self, outcome, getattr(self, outcome) + count)
         if outcome in _EXPORTED:
-            self.metrics.count(topic, outcome)
+            self.metrics.count(topic, outcome, count)
 
 
 class HealthChecks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.consumer")
 T = TypeVar("T")
+_LOUD_SECONDS = 1.0
 
 
 class TooManyParked(DependencyDown):
@@ -76,6 +78,8 @@ class ConsumerStore:
         """How many messages are parked, as last counted."""
         self.burials = 0
         """How many dead letters this process has stored."""
+        self._quiet_at = -math.inf
+        """When it is asked again whether nothing waits at all; until then, each look is whole."""
         self._counting = threading.Lock()
         self._settings = settings
         self._lineage = settings.lineage
@@ -95,37 +99,55 @@ class ConsumerStore:
             return False
         if any(work.row is not None or REPLAY_GROUP in work.message.headers for work in works):
             return False
-        route, messages = works[0].route, [work.message for work in works]
-        burials = self.burials
+        clear = ReplayFacts(letters_seen=self.burials)
+        values = {
+            "consumer": fitted(works[0].route.consumer),
+            "owner": owner,
+            "ids": listed_ids(work.message.identity for work in works),
+            "ended": listed_ids(ended) or "[]",
+            "grp": self._group,
+        }
+        with translated():
+            try:
+                with self._at_once.connect() as db:
+                    begun = (
+                        self._begun_quietly(db, values)
+                        or not executed(
+                            db, self._sql["begin_unless_known"], values | self._asked(works)
+                        ).scalar_one()
+                    )
+            except DBAPIError as error:
+                if is_deadlock(error):
+                    return False
+                raise
+        if begun:
+            for work in works:
+                work.replay = clear
+        return begun
+
+    def _begun_quietly(self, db: Connection, values: dict[str, Any]) -> bool:
+        """Mark works as begun if nothing waits at all; after the contrary not asked for a while."""
+        if self._clock.monotonic() < self._quiet_at:
+            return False
+        if not executed(db, self._sql["begin_while_quiet"], values).scalar_one():
+            return True
+        self._quiet_at = self._clock.monotonic() + _LOUD_SECONDS
+        return False
+
+    def _asked(self, works: Sequence[Work]) -> dict[str, str]:
+        """Return what *works*, of one handler, are looked up by."""
+        topic, messages = works[0].route.topic, [work.message for work in works]
         lists: dict[str, set[str | None]] = {
             "lanes": {hash_of(work.key, work.message.id) for work in works},
             "names": {cut(one.id) for one in messages},
             "keys": {key_hash(one.key) for one in messages if one.key is not None},
         }
-        values = {
-            "consumer": fitted(route.consumer),
-            "owner": owner,
-            "ids": listed_ids(one.identity for one in messages),
-            "ended": listed_ids(ended) or "[]",
-            "grp": self._group,
-            "topic": route.topic,
+        return {
+            "topic": topic,
             "own_group": cut(self._group),
-            "own_topic": cut(route.topic),
+            "own_topic": cut(topic),
             **{name: json.dumps(list(found), ensure_ascii=False) for name, found in lists.items()},
         }
-        with translated():
-            try:
-                with self._at_once.connect() as db:
-                    known = executed(db, self._sql["begin_unless_known"], values).scalar_one()
-            except DBAPIError as error:
-                if is_deadlock(error):
-                    return False
-                raise
-        if not known:
-            clear = ReplayFacts(letters_seen=burials)
-            for work in works:
-                work.replay = clear
-        return not known
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Return what one *query* finds; where it can be, without a transaction around it."""
@@ -269,10 +291,23 @@ class ConsumerStore:
     def confirm_all(self, db: Connection, ended: Sequence[tuple[Work, bool]]) -> None:
         """Note it of many works, with whether each was a duplicate."""
         for work, duplicate in ended:
-            self._confirm(db, work, duplicate=duplicate)
+            if not self._is_clear(work):
+                self._confirm(db, work, duplicate=duplicate)
         if self._lineage is not None:
             fresh = [work.message for work, duplicate in ended if not duplicate]
             self._lineage.handled(db, fresh)
+
+    def _is_clear(self, work: Work) -> bool:
+        """Whether nothing is known of *work* that ends with it, as nearly always."""
+        replay = work.replay
+        return (
+            work.row is None
+            and not work.history.recorded
+            and replay.letters_seen == self.burials
+            and not replay.has_letter
+            and not replay.overtakes
+            and not work.message.is_replay
+        )
 
     def _confirm(self, db: Connection, work: Work, *, duplicate: bool) -> None:
         self.settle(db, work)

@@ -34,12 +34,13 @@ from holdfast.codec import JSON, failure, is_json
 from holdfast.errors import ConfigurationError, DecodeFailed, InvalidMessage
 from holdfast.headers import EMPTY, Headers
 from holdfast.message import Message
-from holdfast.stored_message import StoredMessage
+from holdfast.stored_message import StoredMessage, StoredMessages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.headers import Pair
+    from holdfast.stored_message import Record
 
 
 HEADER: Final = "holdfast"
@@ -278,6 +279,55 @@ def text_list(message: Message) -> Sequence[tuple[str, str | bytes | None]]:
     """Return what `wire_list` returns, with text for bytes where that is at hand."""
     texts = message.texts if isinstance(message, StoredMessage) else None
     return wire_list(message) if texts is None else texts
+
+
+def ascii_list(message: Message) -> list[tuple[str, str]] | None:
+    """Return what `wire_list` returns as text; None where that is not plain ASCII throughout.
+
+    For those who keep text: it spares making bytes of it and text of those again.
+    """
+    pairs = [
+        _VERSION_TEXT,
+        ("ce_id", message.id),
+        ("ce_type", message.type),
+        ("ce_source", message.source),
+        ("ce_time", rfc3339(message.time).decode()),
+    ]
+    if (text := message.schema) is not None:
+        pairs.append(("ce_dataschema", text))
+    if (text := message.correlation_id) is not None:
+        pairs.append(("ce_correlationid", text))
+    if (text := message.causation_id) is not None:
+        pairs.append(("ce_causationid", text))
+    if (text := message.traceparent) is not None:
+        pairs.append(("ce_traceparent", text))
+    if (key := message.key) is not None:
+        if not key or not key.isascii():
+            return None
+        pairs.append(("ce_partitionkey", key.decode()))
+    if (text := message.content_type) is not None:
+        pairs.append(("content-type", text))
+    for name, value in message.headers.pairs:
+        if value is None or not value.isascii():
+            return None
+        pairs.append((name, value.decode()))
+    return pairs if "".join([text for _, text in pairs]).isascii() else None
+
+
+_VERSION_TEXT = ("ce_specversion", _VERSION.decode())
+
+
+def records_of(messages: Sequence[Message]) -> Iterator[Record | InvalidMessage]:
+    """Return what a client library sends of each message, or why it cannot be written."""
+    return messages.records() if isinstance(messages, StoredMessages) else _records(messages)
+
+
+def _records(messages: Sequence[Message]) -> Iterator[Record | InvalidMessage]:
+    for message in messages:
+        try:
+            yield message.topic, message.payload, message.key, text_list(message)
+        except InvalidMessage as error:
+            yield error
 
 
 def unstaged(message: Message) -> Message:

@@ -110,7 +110,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise InvalidMessage(f"key is a {_kind(key)}: pass str or bytes, e.g. str(key)")
         own = ids()
         cause = _handling.get()
-        carried = headers if isinstance(headers, Headers) else Headers(headers)
+        if isinstance(headers, Headers):
+            carried = headers
+        else:
+            carried = EMPTY if headers == () else Headers(headers)
         if carried.pairs and REPLAY_GROUP in carried:
             carried = carried.without(REPLAY_MARKS)
         trace = current_trace()

@@ -1,6 +1,7 @@
 """Messages as rows keep them; the formats are those of the tables, and stay.
 
 `StoredMessage`              a row of the outbox on its way to a broker, its headers still packed
+`StoredMessages`             many of them, of which clients may take what they send and no more
 `packed` / `unpacked`        headers as JSON of the outbox; any JSON is read: no row stops a relay
 `header_text` / `headers_of` headers as JSON of the dead letters, exactly as they came
 `header_bytes` / `pairs_of`  headers of parked messages, in MessagePack
@@ -10,6 +11,8 @@
 from __future__ import annotations
 
 import base64
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import contextmanager
 from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from functools import cache
@@ -96,17 +99,54 @@ class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
     def texts(self) -> list[tuple[str, str]] | None:
         """What `wire` holds with its values as text, or None where they are not all text.
 
-        For clients that encode text themselves, which spares two objects a header. None
-        also for a zero character: librdkafka's Python client cuts text there, bytes it
-        leaves alone.
+        For clients that encode text themselves, which spares two objects a header.
         """
-        if "\\u0000" in self.packed:
-            return None
-        try:
-            pairs = _texts(self.packed)
-        except msgspec.MsgspecError:
-            return None
-        return pairs if pairs and pairs[0][0] == "ce_specversion" else None
+        return text_pairs(self.packed)
+
+
+Record = tuple[str, bytes | None, str | bytes | None, Sequence[tuple[str, str | bytes | None]]]
+"""What a client library sends of a message: topic, payload, key and headers."""
+
+
+class StoredMessages(Sequence[StoredMessage]):
+    """Stored messages that are made when they are asked for.
+
+    A client library sends no more than topic, payload, key and headers: who hands it those
+    takes `records`, and most messages of a backlog are never made at all.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def topics(self) -> list[str]:
+        """The topic of each message."""
+
+    @abstractmethod
+    def records(self) -> Iterator[Record]:
+        """Return what is sent of each message."""
+
+
+def topics_of(messages: Sequence[Message]) -> list[str]:
+    """Return the topic of each of *messages*."""
+    if isinstance(messages, StoredMessages):
+        return messages.topics
+    return [message.topic for message in messages]
+
+
+def text_pairs(text: str) -> list[tuple[str, str]] | None:
+    """Return the headers in the column `headers` where all is text and as Holdfast writes it.
+
+    None also for a zero character: librdkafka's Python client cuts text there, bytes it
+    leaves alone.
+    """
+    if "\\u0000" in text:
+        return None
+    try:
+        pairs = _texts(text)
+    except msgspec.MsgspecError:
+        return None
+    return pairs if pairs and pairs[0][0] == "ce_specversion" else None
 
 
 def packed(pairs: Iterable[Pair]) -> list[list[Any]]:

@@ -42,12 +42,15 @@ class Upcasters:
     def __init__(self) -> None:
         self._steps: dict[str, dict[int, Step]] = {}
         self._latest: dict[str, int] = {}
+        self.types: set[str] = set()
+        """Types of events that `apply` may change or refuse; it returns all others as they are."""
 
     def upcast(self, type: str, from_version: int) -> Callable[[Step], Step]:  # noqa: A002
         """Register the decorated function: it takes version *from_version*, returns the next."""
         if from_version < 1:
             raise ConfigurationError(f"from_version {from_version}: versions count from 1")
         steps = self._steps.setdefault(type, {})
+        self.types.add(type)
 
         def register(step: Step) -> Step:
             if from_version in steps:
@@ -65,6 +68,7 @@ class Upcasters:
         if version < 1:
             raise ConfigurationError(f"version {version}: versions count from 1")
         self._latest[type] = version
+        self.types.add(type)
 
     def apply(self, message: Message) -> Message:
         """Return *message* in the newest version; one that needs no step is not decoded."""

@@ -133,7 +133,7 @@ class BatchWork:
             raise
         for place, claim in enumerate(self._claims):
             if claim.is_new:
-                if not self.is_left_out(place):
+                if not self._stuck or not self.is_left_out(place):
                     self.new.append(place)
             elif claim.conflict is not None:
                 self._outcomes[place] = BatchOutcome(error=claim.conflict)
@@ -250,11 +250,14 @@ class BatchRunner:
         *,
         inbox: Inbox | None = None,
         session: Callable[[Engine], Any] = Session,
+        hasten: Callable[[Any], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._engine = engine
         self._inbox = Inbox() if inbox is None else inbox
         self._session = session
+        self._hasten = hasten
+        """Told of the session before the handlers of a first pass: its errors may come late."""
         self._clock = clock
         self._doubts = 0
 
@@ -290,6 +293,8 @@ class BatchRunner:
     def _each(self, batch: InboxBatch, handle: Each) -> list[BatchOutcome]:
         try:
             with self._work(batch) as work:
+                if self._hasten is not None:
+                    self._hasten(work.session)
                 for place in work.new:
                     work.handled(place, handle(work.session, batch.messages[place]))
                 return work.commit()

@@ -42,12 +42,13 @@ def _uuid(message_id: str) -> bytes | None:
     """Return the bytes of a UUID in its plain spelling, None for any other text."""
     if len(message_id) == _UUID_LENGTH and message_id[8] == "-" == message_id[13]:
         digits = message_id.replace("-", "")
-        # Upper case is another id, and fromhex would skip blanks.
-        if len(digits) == _HEX_LENGTH and digits.isalnum() and digits == digits.lower():
+        if len(digits) == _HEX_LENGTH:
             try:
-                return bytes.fromhex(digits)
+                found = bytes.fromhex(digits)
             except ValueError:
-                pass
+                return None
+            # Upper case is another id, and fromhex skips blanks.
+            return found if found.hex() == digits else None
     return None
 
 

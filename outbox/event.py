@@ -30,9 +30,9 @@ class Event:
     """Seconds after which it is published, by the database's clock."""
 
     def __post_init__(self) -> None:
-        seconds = self.delay_seconds
-        if seconds is None:
+        if self.delay is None:
             return
+        seconds = self.delay_seconds
         if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
             raise InvalidMessage(
                 f"delay={self.delay!r}: use a timedelta or a number of seconds, 0 to a century"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from base64 import b64encode
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -18,8 +18,7 @@ from sqlalchemy import LargeBinary, Text, bindparam, column, event, insert, lite
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.codec import JsonCodec
-from holdfast.db.sql import statements
-from holdfast.db.text import fitted
+from holdfast.db.sql import Inseparable, executed, statements
 from holdfast.errors import ConfigurationError, MessageTooLarge
 from holdfast.message import Message
 from holdfast.outbox.event import Event, Options, event_of
@@ -135,17 +134,15 @@ def insert_with_lineage(
 ) -> None:
     """Insert *rows* of the outbox and their lineage: PostgreSQL only, one round trip for both.
 
-    The events go there once, and are taken apart once.
+    Raises `Inseparable` before anything is inserted.
     """
-    both = []
-    for row, message, told in zip(rows, messages, lineage.staged(messages), strict=True):
-        own = str(row["id"])
-        if own != message.id:  # the outbox writes ids its own way
-            told["event_id"] = fitted(message.id)
-        both.append({**row, **told, "id": own})
-    for some in _portions(both):
-        about = {"events": _events(some), "service": lineage.service}
-        db.execute(_filling("fill_with_lineage"), about)
+    command = statements("holdfast.outbox", "postgresql")["fill_with_lineage"]
+    told, start = [], 0
+    for some in _portions(rows):
+        told.append((some, lineage.staged(messages[start : start + len(some)])))
+        start += len(some)
+    for some, about in told:
+        executed(db, command, {"events": _events(some), **about})
 
 
 @cache
@@ -193,6 +190,7 @@ BOUND = {"clause": insert(outbox)}
 _ATTACHED = ("aggregatetype", "aggregateid", "type", "shard")
 _NOTHING: ColumnClause[Any] = column("nothing")  # a CTE of text must name what it returns
 _ALONE = "holdfast_commits_by_itself"
+_TEXT, _BYTES = Text(), LargeBinary()
 
 
 class Outbox:
@@ -257,7 +255,7 @@ class Outbox:
         events = list(events)
         session = own_session(session)
         messages = [self._message(event) for event in events]
-        delays = [event.delay_seconds for event in events]
+        delays = [None if event.delay is None else event.delay_seconds for event in events]
         work = _Work(delays, messages, ordered=self._ordered, lineage=self._lineage)
         if hasattr(session, "run_sync"):
             return staged_async(session, work.run, messages)
@@ -285,7 +283,9 @@ class Outbox:
         """Return *statement* (INSERT, UPDATE or DELETE) with *event* staged by it: PostgreSQL only.
 
         One statement and one round trip instead of two, under the same promise as `add`.
-        The event is staged whether or not the statement finds rows to change.
+        The event is staged whether or not the statement finds rows to change. Few parameters,
+        for each costs SQLAlchemy much time; the headers apart, for PostgreSQL takes no JSON
+        apart that holds a zero character.
         """
         wanted = event_of(event, topic, options)
         if wanted.delay is not None or self._ordered or self._lineage is not None:
@@ -293,10 +293,12 @@ class Outbox:
                 "attach() takes no delay, no ordered=True and no lineage: use add()"
             )
         row = values(self._message(wanted))
-        staging = _attached().bindparams(
-            holdfast_event=_json([str(row["id"]), *(row[name] for name in _ATTACHED)]).decode(),
-            holdfast_headers=_json(row["headers"]).decode(),
-            holdfast_payload=row["payload"],
+        event_ = _json([str(row["id"]), *(row[name] for name in _ATTACHED)]).decode()
+        # Parameters made here: values alone would cost SQLAlchemy five times as much.
+        staging = statements("holdfast.outbox", "postgresql")["attach"].bindparams(
+            bindparam("holdfast_event", event_, type_=_TEXT),
+            bindparam("holdfast_headers", _json(row["headers"]).decode(), type_=_TEXT),
+            bindparam("holdfast_payload", row["payload"], type_=_BYTES),
         )
         return statement.add_cte(staging.columns(_NOTHING).cte("holdfast_event"))
 
@@ -345,11 +347,13 @@ class _Work:
         with too_large_told(db, self.messages):
             if self.lineage is None:
                 self._insert(db, dialect, rows, delays, now)
-            elif dialect == "postgresql" and rows and len(now) == len(rows):
-                insert_with_lineage(db, rows, self.messages, self.lineage)
-            else:
-                self._insert(db, dialect, rows, delays, now)
-                self.lineage.published(db, self.messages)
+                return
+            if dialect == "postgresql" and rows and len(now) == len(rows):
+                with suppress(Inseparable):
+                    insert_with_lineage(db, rows, self.messages, self.lineage)
+                    return
+            self._insert(db, dialect, rows, delays, now)
+            self.lineage.published(db, self.messages)
 
     def _insert(
         self,
@@ -395,20 +399,6 @@ def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> Non
     keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
     for key in sorted(keys):  # sorted: two writers never wait for each other
         db.execute(lock, {"key": key})
-
-
-@cache
-def _attached() -> TextClause:
-    """Return the statement of `attach`: few parameters, for each costs SQLAlchemy much time.
-
-    The headers stay apart: PostgreSQL takes no JSON apart that holds a zero character.
-    """
-    command = statements("holdfast.outbox", "postgresql")["attach"]
-    return command.bindparams(
-        bindparam("holdfast_event", type_=Text),
-        bindparam("holdfast_headers", type_=Text),
-        bindparam("holdfast_payload", type_=LargeBinary),
-    )
 
 
 def own_session(session: Any) -> Any:

@@ -6,21 +6,29 @@ import uuid
 import zlib
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from holdfast.cloudevents import to_wire
+from holdfast.cloudevents import ascii_list, to_wire
 from holdfast.db.text import is_storable
 from holdfast.errors import InvalidMessage
 from holdfast.outbox.schema import SHARDS
-from holdfast.stored_message import StoredMessage, in_binary, packed
+from holdfast.stored_message import (
+    StoredMessage,
+    StoredMessages,
+    in_binary,
+    packed,
+    text_pairs,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection
 
     from holdfast.message import Message
+    from holdfast.stored_message import Record
 
 _UNKNOWN = datetime.fromtimestamp(0, UTC)  # the wire headers carry the real time
 _LONGEST, _DASHED = 255, 36
@@ -39,8 +47,15 @@ class Row(NamedTuple):
     type: str
 
 
+Cells = tuple[int, int, str, str | None, bytes | None, str, str, str]
+"""A row as it was read, with the fields of `Row` in their order.
+
+The collector of garbage looks at a plain tuple once, and at a named one again and again: so a
+row of a backlog gets its names by `as_row` only where something is amiss with it.
+"""
 as_row = partial(tuple.__new__, Row)
 """What `Row._make` does, without a call in Python per row."""
+_topic = itemgetter(2)
 
 
 def shard_of(topic: str, key: str | None, message_id: str) -> int:
@@ -57,25 +72,32 @@ def values(message: Message) -> dict[str, Any]:
         raise InvalidMessage(
             f"key {message.key!r} is not text: the outbox keeps keys as text, use str"
         ) from error
-    for name, text in (("topic", message.topic), ("key", key), ("type", message.type)):
-        if text is not None and len(text) > _LONGEST:
-            raise InvalidMessage(f"{name} {text[:20]!r}… is longer than {_LONGEST} characters")
-        if text is not None and not is_storable(text):
-            raise InvalidMessage(
-                f"{name} {text!r} holds a zero character or a lone surrogate: databases refuse both"
-            )
+    texts = f"{message.topic}{key}{message.type}"
+    if len(texts) > _LONGEST or not is_storable(texts):  # else none of them can be refused
+        _require_columns(topic=message.topic, key=key, type=message.type)
+    headers: Sequence[Sequence[Any]] | None = ascii_list(message)
     return {
         "id": _uuid(message.id),
         "aggregatetype": message.topic,
         "aggregateid": key,
         "type": message.type,
         "payload": message.payload,
-        "headers": packed(to_wire(message)),
+        "headers": packed(to_wire(message)) if headers is None else headers,
         "shard": shard_of(message.topic, key, message.id),
     }
 
 
-def staged(row: Row) -> StoredMessage:
+def _require_columns(**texts: str | None) -> None:
+    for name, text in texts.items():
+        if text is not None and len(text) > _LONGEST:
+            raise InvalidMessage(f"{name} {text[:20]!r}… is longer than {_LONGEST} characters")
+        if text is not None and not is_storable(text):
+            raise InvalidMessage(
+                f"{name} {text!r} holds a zero character or a lone surrogate: databases refuse both"
+            )
+
+
+def staged(row: Cells) -> StoredMessage:
     """Return the message of *row*, ready for a sink."""
     _, shard, topic, key, payload, headers, own, kind = row
     return StoredMessage(
@@ -88,6 +110,45 @@ def staged(row: Row) -> StoredMessage:
         packed=headers,
         shard=shard,
     )
+
+
+class StagedRows(StoredMessages):
+    """The messages of rows; all are made, once, when somebody walks through them."""
+
+    __slots__ = ("_made", "_rows")
+
+    def __init__(self, rows: Sequence[Cells]) -> None:
+        self._rows = rows
+        self._made: list[StoredMessage] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> StoredMessage: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[StoredMessage]: ...
+    def __getitem__(self, place: int | slice) -> StoredMessage | Sequence[StoredMessage]:
+        if isinstance(place, slice):
+            return StagedRows(self._rows[place])
+        return staged(self._rows[place]) if self._made is None else self._made[place]
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        if self._made is None:
+            self._made = list(map(staged, self._rows))
+        return iter(self._made)
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each message."""
+        return list(map(_topic, self._rows))
+
+    def records(self) -> Iterator[Record]:
+        """Return what is sent of each message."""
+        for row in self._rows:
+            _, _, topic, key, payload, headers, _, _ = row
+            pairs = text_pairs(headers)
+            yield topic, payload, key, list(staged(row).wire) if pairs is None else pairs
 
 
 def _dashed(own: str) -> str:
@@ -104,14 +165,14 @@ def _uuid(text: str) -> uuid.UUID:
         raise InvalidMessage(f"id {text!r} is not a UUID: leave it out to have one made") from error
 
 
-def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Row]:
+def read_rows(db: Connection, command: TextClause, where: Mapping[str, int | str]) -> list[Cells]:
     """Return the rows that *command* finds; its columns are those of `Row`."""
     with in_binary(db):
         cursor: Any = db.execute(command, where).cursor
-        return list(map(as_row, cursor.fetchall()))
+        return list(cursor.fetchall())
 
 
-def size_of(rows: Sequence[Row]) -> int:
+def size_of(rows: Sequence[Cells]) -> int:
     """Return the bytes of *rows*, as far as they vary."""
     payloads = sum([0 if (body := row[4]) is None else len(body) for row in rows])
     return payloads + sum([len(row[5]) for row in rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from typing import ClassVar, TypedDict, Unpack
@@ -58,7 +59,7 @@ class Budget:
             raise ConfigurationError(f"Budget(window={window}): use seconds above 0")
         self.name = name
         self.ratio, self.per_second, self.window = ratio, per_second, window
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._lock = threading.Lock()
         self._per_slice = _SLICES / window
         # One slice more than the window: what is still inside it is never forgotten early.
@@ -66,6 +67,11 @@ class Budget:
         self._retries = [0] * (_SLICES + 1)
         self._slice = int(clock.monotonic() * self._per_slice)
         self._here = self._slice % (_SLICES + 1)
+        self._until = 0.0
+        """When the slice ends; before that a call is noted without the lock."""
+        self._ticks = itertools.count()
+        """One for each call, whatever thread makes it, and one for each look at them."""
+        self._seen = 0
 
     @classmethod
     def named(cls, name: str, **settings: Unpack[BudgetOptions]) -> Budget:
@@ -84,11 +90,10 @@ class Budget:
 
     def deposit(self) -> None:
         """Note a call."""
-        with self._lock:
-            now = int(self._clock.monotonic() * self._per_slice)
-            if now > self._slice:
-                self._roll(now)
-            self._calls[self._here] += 1
+        if self._monotonic() >= self._until:
+            with self._lock:
+                self._look()
+        next(self._ticks)
 
     def withdraw(self) -> bool:
         """Take one retry out of the budget; False, and nothing taken, if there is none left."""
@@ -104,11 +109,19 @@ class Budget:
             return max(0.0, self._left())
 
     def _left(self) -> float:
-        now = int(self._clock.monotonic() * self._per_slice)
-        if now > self._slice:
-            self._roll(now)
+        self._look()
         granted = self.per_second * self.window + self.ratio * sum(self._calls)
         return granted - sum(self._retries)
+
+    def _look(self) -> None:
+        """Write down the calls since the last look, and go on to the slice of this moment."""
+        ticks = next(self._ticks)
+        self._calls[self._here] += ticks - self._seen
+        self._seen = ticks + 1
+        now = int(self._monotonic() * self._per_slice)
+        if now > self._slice:
+            self._roll(now)
+        self._until = (self._slice + 1) / self._per_slice
 
     def _roll(self, now: int) -> None:
         """Forget the slices that lie further back than the window."""

@@ -145,8 +145,9 @@ class Retry(Layer):
 
     def enter(self, call: Call) -> None:
         """Start the clock of the whole call, and count it for the budget."""
-        if self.budget is not None:
-            self.budget.deposit()
+        budget = self.budget
+        if budget is not None:
+            budget.deposit()
         if self._times:
             self._begin(call)
 
@@ -156,7 +157,7 @@ class Retry(Layer):
 
     def leave(self, call: Call) -> None:
         """End the time of the call."""
-        _finish(call.notes[self])
+        end(call.notes[self].token)
 
     def fail(self, call: Call, error: BaseException) -> Again | None:
         """Decide whether the failed attempt is followed by another."""

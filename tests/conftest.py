@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 pytest_plugins = ["tests.servers.fixtures", "tests.golden"]
 
@@ -86,6 +87,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Do not even import the programs' tests where they are left out."""
     left_out = config.getoption("quick") and _runs_programs(collection_path)
     return True if left_out else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the collector of garbage what comes with the tests: nothing of it goes yet."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -7,26 +7,16 @@ and only if it was published or handled. It is off unless an `Outbox` or a `Cons
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-from sqlalchemy import (
-    JSON,
-    Text,
-    and_,
-    bindparam,
-    column,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-)
+from sqlalchemy import and_, delete, insert, or_, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.clock import database_now
+from holdfast.db.sql import Inseparable, column_text, executed, statements
 from holdfast.db.text import cut, fitted, storable
 from holdfast.db.transactions import transact
 from holdfast.durations import Duration, in_seconds
@@ -50,32 +40,9 @@ _PRUNED_AT_ONCE = 1000
 REACH: Final = 1_000_000
 """How many numbers away from a row others of its kind are looked for."""
 _SPANS = (10_000, 100_000, REACH)
-_json = msgspec.json.Encoder().encode
 _insert = insert(lineage).values(at=database_now())
-_SAME = ("outcome", "service", "error")
-_VARIED = ("event_id", "type", "correlation_id", "causation_id", "source", "topic", "message_key",
-           "time")  # fmt: skip
-_events = (
-    func.json_to_recordset(bindparam("told", type_=Text).cast(JSON))
-    .table_valued(*(column(name, lineage.c[name].type) for name in _VARIED), name="event")
-    .render_derived(with_types=True)
-)
-_write_many = insert(lineage).from_select(
-    [*_VARIED, *_SAME, "at"],
-    select(
-        *(
-            func.coalesce(_events.c.correlation_id, _events.c.event_id)
-            if name == "correlation_id"
-            else _events.c[name]
-            for name in _VARIED
-        ),
-        *(bindparam(name, type_=lineage.c[name].type) for name in _SAME),
-        select(database_now()).scalar_subquery(),  # asked once, not for each row
-    ),
-)
-"""PostgreSQL's: many rows by one statement, the events as JSON."""
 WRITTEN_AT_ONCE = 5000
-"""How many events that statement takes."""
+"""How many events one statement takes on PostgreSQL."""
 
 
 class LineageOutcome(StrEnum):
@@ -153,13 +120,12 @@ class Lineage:
         """Write that *messages* are published, in the transaction that stages them."""
         self._write(db, messages, LineageOutcome.PUBLISHED)
 
-    def staged(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
-        """Return what each published message's row has beyond what the outbox's row has.
+    def staged(self, messages: Sequence[Message]) -> dict[str, str | None]:
+        """Return what the statement that stages *messages* on PostgreSQL takes to write them.
 
-        For who writes both by one statement. What is null, or the message's own id, is left out.
+        Raises `Inseparable` where they have to be written by themselves.
         """
-        texts: dict[str, str] = {}
-        return [_origin(one, texts) for one in messages]
+        return {**_columns(messages), "service": self.service}
 
     def handled(self, db: Connection, messages: Sequence[Message]) -> None:
         """Write that *messages* are handled, in the transaction of their effects."""
@@ -197,21 +163,28 @@ class Lineage:
         outcome: LineageOutcome,
         error: str | None = None,
     ) -> None:
-        if len(messages) > 1 and db.dialect.name == "postgresql":
-            # psycopg sends one statement per row otherwise, which costs several times as much.
-            for start in range(0, len(messages), WRITTEN_AT_ONCE):
-                told = _written(messages[start : start + WRITTEN_AT_ONCE])
-                db.execute(_write_many, {"told": told, **self._same(outcome, error)})
-        elif messages:
-            same = self._same(outcome, error)
-            db.execute(_insert, [_row(one) | same for one in messages])
+        for start in range(0, len(messages), WRITTEN_AT_ONCE):
+            self._write_some(db, messages[start : start + WRITTEN_AT_ONCE], outcome, error)
 
-    def _same(self, outcome: LineageOutcome, error: str | None) -> dict[str, str | None]:
-        return {
+    def _write_some(
+        self,
+        db: Connection,
+        messages: Sequence[Message],
+        outcome: LineageOutcome,
+        error: str | None,
+    ) -> None:
+        same = {
             "outcome": outcome.value,
             "service": self.service,
             "error": None if error is None else storable(error),
         }
+        if db.dialect.name == "postgresql":
+            # psycopg sends one statement per row otherwise, which costs several times as much.
+            with suppress(Inseparable):
+                write = statements("holdfast.tracing", "postgresql")["write"]
+                executed(db, write, {**_columns(messages), **same})
+                return
+        db.execute(_insert, [_row(one) | same for one in messages])
 
     def __repr__(self) -> str:
         return f"Lineage({self.service!r})"
@@ -231,39 +204,34 @@ def _row(message: Message) -> dict[str, Any]:
     }
 
 
-def _written(messages: Sequence[Message]) -> str:
-    """Return the rows of *messages* as JSON; what is null, or twice in a row, is left out."""
-    texts: dict[str, str] = {}
-    rows = []
-    for one in messages:
-        row = _origin(one, texts)
-        row["event_id"] = fitted(one.id)
-        row["type"] = _short(one.type, texts)
-        row["topic"] = _short(one.topic, texts)
-        if one.key is not None:
-            row["message_key"] = cut(one.key_text)
-        rows.append(row)
-    return _json(rows).decode()
-
-
-def _origin(message: Message, texts: dict[str, str]) -> dict[str, Any]:
-    """Return when and of what *message* came; what is null, or its own id, is left out."""
-    row: dict[str, Any] = {
-        "source": _short(message.source, texts), "time": message.time.timestamp()
+def _columns(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Return the rows of *messages* by column, each as one text; null: as its own id is."""
+    types, type_ = _shared([one.type for one in messages])
+    sources, source = _shared([one.source for one in messages])
+    topics, topic = _shared([one.topic for one in messages])
+    ids = [one.id for one in messages]
+    said = [one.correlation_id for one in messages]
+    causes = [one.causation_id for one in messages]
+    return {
+        "ids": column_text([fitted(one) for one in ids]),
+        "types": types, "type": type_, "sources": sources, "source": source,
+        "topics": topics, "topic": topic,
+        "correlations": column_text([
+            None if one is None or one == own else fitted(one)
+            for one, own in zip(said, ids, strict=True)
+        ]),
+        "causes": column_text([None if one is None else fitted(one) for one in causes]),
+        "keys": column_text([cut(one.key_text) for one in messages]),
+        "times": column_text([repr(one.time.timestamp()) for one in messages]),
     }  # fmt: skip
-    if message.causation_id is not None:
-        row["causation_id"] = fitted(message.causation_id)
-    if message.correlation_id is not None and message.correlation_id != message.id:
-        row["correlation_id"] = fitted(message.correlation_id)
-    return row
 
 
-def _short(text: str, texts: dict[str, str]) -> str:
-    """Return *text* cut; *texts* are those known: a batch has few types, sources and topics."""
-    known = texts.get(text)
-    if known is None:
-        known = texts[text] = cut(text)
-    return known
+def _shared(texts: list[str]) -> tuple[str | None, str | None]:
+    """Return *texts* cut, as a column; or the one text that all of them are, which is sent once."""
+    known = {text: cut(text) for text in set(texts)}
+    if len(known) == 1:
+        return None, known[texts[0]]
+    return column_text([known[text] for text in texts]), None
 
 
 def path_of(message: Message) -> tuple[str, ...]:

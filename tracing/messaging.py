@@ -18,6 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.metrics import LATENCIES, BoundedLabel, Instruments, TraceLink, counter, histogram
 from holdfast.scrubbing import type_name
+from holdfast.stored_message import topics_of
 from holdfast.tracing import switch
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class MessagingMetrics:
 
         A *failure* is of all of them; otherwise each has a result.
         """
-        ends = Tallied([message.topic for message in messages])
+        ends = Tallied(topics_of(messages))
         if failure is None and not any(map(_error, results)):
             for topic, count in ends.items():
                 self._add_sent(system, topic, "", count)

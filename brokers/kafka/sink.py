@@ -18,6 +18,7 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.ports import Published, SinkPowers
+from holdfast.stored_message import topics_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -133,7 +134,7 @@ class KafkaSink(SinkPowers):
         if seconds <= 0:
             raise BrokerDown("publishing: no time was left for it")
         until = self._clock.monotonic() + min(seconds, self._seconds)
-        refused = self._learn({message.topic for message in messages} - self._known)
+        refused = self._learn(set(topics_of(messages)) - self._known)
         if not refused:
             return self._send(messages, until, located=located)
         if self._transactional:

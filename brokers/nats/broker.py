@@ -188,12 +188,10 @@ class NatsBroker(LateGroups, NoPrune, BrokerPowers):
         return NatsSource(
             connection,
             NatsGroup(self._groups(jetstream), consumers, subscription, lanes, clock),
-            consumers,
             intake,
             courier,
             caps=self.caps,
             timeout=settings.timeout,
-            clock=clock,
             listener=listener,
         )
 

@@ -134,8 +134,8 @@ class NatsGroup:
         self._me = subscription
         self._topics = topics
         self._bucket = bucket
-        self._consumers = consumers
-        self._clock = clock
+        self.consumers = consumers
+        self.clock = clock
         self._generation = self._heard = -1
         self._offset: float | None = None
         self._learned = self._spare_until = self._asked = float("-inf")
@@ -157,7 +157,7 @@ class NatsGroup:
         kept = frozenset(lane for lane, state in mine.items() if not state.gone)
 
         def look(group: GroupRecord, now: float) -> GroupChange[LaneEntry]:
-            spare = self._clock.monotonic() < self._spare_until
+            spare = self.clock.monotonic() < self._spare_until
             return groups.look(group, self._me, self._topics, now, kept, spare=spare)
 
         change = self._change(look)
@@ -168,17 +168,17 @@ class NatsGroup:
 
     def enter(self, lane: Lane, claim: LaneEntry) -> NatsLane:
         """Start with *lane* where the group is."""
-        return self._consumers.enter(lane, claim)
+        return self.consumers.enter(lane, claim)
 
     def forget(self, states: Collection[NatsLane]) -> None:
         """Hear and say nothing more of lanes that are ours no more."""
-        self._consumers.forget(states)
+        self.consumers.forget(states)
 
     def free(self, states: Collection[NatsLane]) -> None:
         """Give back what is not settled, in order; the next owner can take the lanes."""
         left = self._left(states)
         self._change(lambda group, _: groups.free(group, self._me.member, left))
-        self._consumers.forget(states)
+        self.consumers.forget(states)
 
     def leave(self, states: Collection[NatsLane]) -> None:
         """Give back the lanes and the membership."""
@@ -190,18 +190,18 @@ class NatsGroup:
 
         self._change(go)
         self.alive_until = float("-inf")
-        self._consumers.forget(states)
+        self.consumers.forget(states)
 
     def _left(self, states: Collection[NatsLane]) -> dict[Lane, str]:
         for state in states:
             state.revoked = True
-        return self._consumers.leave(states)
+        return self.consumers.leave(states)
 
     # -- what NATS needs beside ----------------------------------------------------------
 
     def reconnected(self, connection: Connection, lanes: Collection[NatsLane]) -> None:
         """Take *lanes* over to a new connection, and listen for news of the group there."""
-        self._consumers.resume(lanes)
+        self.consumers.resume(lanes)
         self._learn_time()
 
         async def hear(message: Msg) -> None:
@@ -218,7 +218,7 @@ class NatsGroup:
 
     def fence(self, lanes: Mapping[Lane, NatsLane]) -> None:
         """Make sure that what is settled next is ours to settle; what is not is marked gone."""
-        if not self.has_joined or self._clock.monotonic() < self.alive_until:
+        if not self.has_joined or self.clock.monotonic() < self.alive_until:
             return
 
         def stay(group: GroupRecord, now: float) -> dict[Lane, int]:
@@ -246,9 +246,9 @@ class NatsGroup:
         the group are off until their members have renewed them, so nobody is buried for a
         session: a clock step is no crash.
         """
-        before = self._clock.monotonic()
+        before = self.clock.monotonic()
         time = self._bucket.server_time()
-        self._learned = after = self._clock.monotonic()
+        self._learned = after = self.clock.monotonic()
         known = self._offset
         least, most = time - after, time - before
         self._offset = least if known is None else min(max(known, least), most)
@@ -258,11 +258,11 @@ class NatsGroup:
     def _change(self, change: Callable[[GroupRecord, float], T]) -> T:
         """Apply *change* to the group as it is; another member's change meanwhile is kept."""
         for _ in range(_MOST_TRIES):
-            age = self._clock.monotonic() - self._learned
+            age = self.clock.monotonic() - self._learned
             if self._offset is None or age >= self.session / 3:
                 self._learn_time()
             # Taken before anything is sent: the others count from a later moment.
-            self._asked = self._clock.monotonic()
+            self._asked = self.clock.monotonic()
             group, revision = self._bucket.read(self._me.group)
             result = change(group, self._asked + (self._offset or 0.0))
             if self._bucket.write(self._me.group, group, revision):

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from holdfast.brokers.nats.acks import AckSender
     from holdfast.brokers.nats.connection import Connection
-    from holdfast.brokers.nats.consumers import LaneConsumers
     from holdfast.brokers.nats.fetch import PullIntake
     from holdfast.brokers.nats.membership import NatsGroup
-    from holdfast.clock import Clock
     from holdfast.ports import Caps, Lane, Listener, Position
 
 _LOOK = 0.25  # seconds between looks at the connection and the clock while polling
@@ -38,25 +36,23 @@ class NatsSource(GroupSource[NatsLane]):
         self,
         connection: Connection,
         group: NatsGroup,
-        consumers: LaneConsumers,
         intake: PullIntake,
         courier: AckSender,
         *,
         caps: Caps,
         timeout: float,
-        clock: Clock,
         listener: Listener | None,
     ) -> None:
-        self._membership = GroupMember(group, clock, listener)
+        self._membership = GroupMember(group, group.clock, listener)
         super().__init__(self._membership)
         self.caps = caps
         self._connection = connection
         self._group = group
-        self._consumers = consumers
+        self._consumers = group.consumers
         self._intake = intake
         self._courier = courier
         self._timeout = timeout
-        self._clock = clock
+        self._clock = group.clock
         self._set_up = 0
         self._turn = 0
         self._renewed = float("-inf")

@@ -75,20 +75,22 @@ class BatchExecutor:
             self._settlement.exited(run.current or works[0], error)
             return [(work, RetryIn(math.inf)) for work in works]
         self._metrics.batch.labels(route.topic).observe(len(ready))
-        return [
-            (work, self._step(route.batch, work, outcomes[work]))
-            if work in outcomes
-            else (work, RunAlone(failed=work in run.broken))
-            for work in works
-        ]
-
-    def _step(self, plan: BatchPlan, work: Work, outcome: BatchOutcome) -> Disposition:
-        if outcome.is_done:
-            for budget in plan.budgets:
+        done = [work for work, outcome in outcomes.items() if outcome.is_done]
+        duplicates = {work for work in done if outcomes[work].is_duplicate}
+        for budget in route.batch.budgets:
+            for _ in done:
                 budget.deposit()
-            if not outcome.is_duplicate:
-                work.route.outage.passed(*work.identity)
-            return self._settlement.done(work, duplicate=outcome.is_duplicate)
+        route.outage.passed_all(work.identity for work in done if work not in duplicates)
+        steps = dict(zip(done, self._settlement.done_together(done, duplicates), strict=True))
+        return [(work, steps.get(work) or self._step(run, work, outcomes)) for work in works]
+
+    def _step(
+        self, run: BatchAttempt, work: Work, outcomes: dict[Work, BatchOutcome]
+    ) -> Disposition:
+        """Return what becomes of *work*, which was not done."""
+        outcome = outcomes.get(work)
+        if outcome is None:
+            return RunAlone(failed=work in run.broken)
         if isinstance(outcome.error, BatchLeftOpen):
             return RunAlone(failed=False)
         why = "" if outcome.error is None else work.told(outcome.error)
@@ -121,7 +123,7 @@ class BatchAttempt:
         self._context = context
         self._wait_for = wait_for
         self._works: dict[int, Work] = {}
-        self._calls: dict[Work, Call] = {}
+        self._args: dict[Work, tuple[Any, ...]] = {}
         self._wanted: dict[Work, ClaimRequest] = {}
         self._outage: DependencyDown | None = None
         self.broken: set[Work] = set()
@@ -133,25 +135,23 @@ class BatchAttempt:
         """Decode; return what may run, without those that fail at that and what is behind them."""
         ready: list[Work] = []
         stuck = set()
+        subject, decode = self._plan.dedup.subject, self._plan.payload.enter
+        assert subject is not None  # noqa: S101 - it was decorated
+        call = Call((), {}, consumer=self._route.consumer, visible=self._route.letters.visible)
         for work in works:
             work.run.started = work.run.reported = math.inf  # no handler of its own runs yet
-            call = Call(
-                (), {}, message=work.message, consumer=self._route.consumer,
-                visible=self._route.letters.visible,
-            )  # fmt: skip
-            subject = self._plan.dedup.subject
-            assert subject is not None  # noqa: S101 - it was decorated
+            call.message = work.message  # nobody keeps the call: one does for all
             try:
                 if work.lane_key in stuck:
                     continue
-                self._plan.payload.enter(call)
+                decode(call)
                 self._wanted[work] = subject.wanted(call)
             except Exception:  # noqa: BLE001 - its own run tells why
                 stuck.add(work.lane_key)
                 self.broken.add(work)
             else:
                 self._works[id(work.message)] = work
-                self._calls[work] = call
+                self._args[work] = call.args
                 ready.append(work)
         return ready
 
@@ -178,14 +178,14 @@ class BatchAttempt:
         work = self._works[id(message)]
         context = entered(work)
         call = Call(
-            self._calls[work].args, {}, message=message, attempt=work.history.attempt,
+            self._args[work], {}, message=message, attempt=work.history.attempt,
             identity=self._wanted[work].id,
         )  # fmt: skip
         self._call([work], context, call, session)
 
     def _handle_all(self, session: Any, messages: list[Message]) -> None:
         works = [self._works[id(message)] for message in messages]
-        payloads = [self._calls[work].args[0] for work in works]
+        payloads = [self._args[work][0] for work in works]
         context = contextvars.copy_context()
         context.run(begin_list, messages)
         self._call(works, context, Call((payloads,), {}), session)
@@ -248,6 +248,8 @@ class BatchAttempt:
 
 def _event(works: list[Work]) -> str:
     """Return the type of the events of *works*, nothing if they are of several."""
+    if len(works) == 1:
+        return works[0].message.type
     (first, *others) = {work.message.type for work in works}
     return "" if others else first
 

@@ -206,6 +206,11 @@ class AttemptExecutor:
         """Count what became of *work*."""
         self._counters.add(work.route.topic, COUNTED[ending])
 
+    def count_together(self, topic: str, ending: HandlerEnding, count: int) -> None:
+        """Count what became of so many messages of *topic*."""
+        if count:
+            self._counters.add(topic, COUNTED[ending], count=count)
+
     def confirm(self, work: Work) -> None:
         """Tell the store of a replay, which is elsewhere, that *work* was handled."""
         work.replayed(confirmation_pending=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.clock import Clock
 
     Identity = tuple[str, str]
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from holdfast.circuit import Circuit
     from holdfast.consumer.scheduling.work import Work
@@ -45,33 +45,36 @@ class OutageWitness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._passed: dict[Breaker, tuple[Identity, float]] = {}
-        self._failing: dict[Identity, tuple[float, int]] = {}
+        self.failing: dict[Identity, tuple[float, int]] = {}
+        """When each failed last, and how often others had passed since the failure before.
+
+        What passes while it is empty proves nothing, and need not be noted."""
 
     def passed(self, breaker: Breaker, who: Identity) -> None:
         """Note that the dependency served a message."""
         self._passed[breaker] = who, self._clock.monotonic()
-        if self._failing:
-            self._failing.pop(who, None)
+        self.failing.pop(who, None)
 
     def failed(self, breaker: Breaker, who: Identity) -> None:
         """Note that it failed a message."""
-        last, overtaken = self._failing.pop(who, (0.0, 0))
+        last, overtaken = self.failing.get(who, (0.0, 0))
         if self._clock.monotonic() - last > _FRESH:
             last, overtaken = 0.0, 0
         other, when = self._passed.get(breaker, (who, 0.0))
         if other != who and when > last > 0.0:
             overtaken += 1
-        while len(self._failing) >= _REMEMBERED:
-            self._failing.pop(next(iter(self._failing)), None)
-        self._failing[who] = self._clock.monotonic(), overtaken
+        self.failing.pop(who, None)  # it is the newest now
+        while len(self.failing) >= _REMEMBERED:
+            self.failing.pop(next(iter(self.failing)), None)
+        self.failing[who] = self._clock.monotonic(), overtaken
 
     def is_own_fault(self, who: Identity) -> bool:
         """Whether *who* fails although others pass: no outage excuses it."""
-        return self._failing.get(who, (0.0, 0))[1] >= PROOF
+        return self.failing.get(who, (0.0, 0))[1] >= PROOF
 
     def forget(self, who: Identity) -> None:
         """Begin anew with *who*: its way has ended, and it may be sent again one day."""
-        self._failing.pop(who, None)
+        self.failing.pop(who, None)
 
 
 log = logging.getLogger("holdfast.consumer")
@@ -149,7 +152,7 @@ class OutageDetector(Layer):
         if call.duplicate:
             breaker.give_back(permit)
             return
-        if call.message is not None:
+        if self._witness.failing and call.message is not None:
             self._witness.passed(breaker, (call.consumer, call.message.identity))
         if self._failing:
             with self._lock:
@@ -252,12 +255,18 @@ class OutageGuard(Layer):
 
     def passed(self, consumer: str, message_id: str) -> None:
         """Note that the dependencies of *consumer* served a message."""
-        for circuit in self._circuits:
-            self._witness.passed(circuit.breaker, (consumer, message_id))
+        self.passed_all([(consumer, message_id)])
+
+    def passed_all(self, identities: Iterable[Identity]) -> None:
+        """Note that the dependencies of a handler served messages, of these *identities*."""
+        if self._circuits:
+            for one in identities:
+                for circuit in self._circuits:
+                    self._witness.passed(circuit.breaker, one)
 
     def leave(self, call: Call) -> None:
         """Note that the message passed; a duplicate asked nobody."""
-        if call.message is not None and not call.duplicate:
+        if self._witness.failing and call.message is not None and not call.duplicate:
             self.passed(call.consumer, call.message.identity)
 
     def fail(self, call: Call, error: BaseException) -> None:

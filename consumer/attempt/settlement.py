@@ -30,7 +30,7 @@ from holdfast.errors import CircuitOpen, DependencyDown, HoldfastError, Remedy, 
 
 if TYPE_CHECKING:
     import contextvars
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from holdfast.consumer.attempt.executor import AttemptExecutor
     from holdfast.consumer.intake.retry_topics import RetryTopics
@@ -157,6 +157,24 @@ class Settlement:
         if not is_dead and self._policy.must_confirm(work):
             return self._confirm(work)
         return step
+
+    def done_together(self, works: Sequence[Work], duplicates: Collection[Work]) -> list[Ack]:
+        """Note as `done` does that *works* of one handler have ended, in one transaction.
+
+        What shared a batch is no replay and has no dead letter: it is counted together.
+        """
+        if not works:
+            return []
+        route = works[0].route
+        self._executor.count_together(route.topic, HandlerEnding.DUPLICATE, len(duplicates))
+        self._executor.count_together(
+            route.topic, HandlerEnding.HANDLED, len(works) - len(duplicates)
+        )
+        for work in works:
+            note_outcome(route.limit, dead=False)
+            _clean(work)
+            self._waits.end(work)
+        return [ACK] * len(works)
 
     def _confirm(self, work: Work) -> Disposition:
         """Have a store elsewhere hear that *work* was handled.

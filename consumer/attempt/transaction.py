@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.call import Call, Stage
 from holdfast.concurrency import done_anyway, to_the_end
+from holdfast.consumer.attempt.inserts import InsertBuffer, SentTogether
 from holdfast.db.engine import at_read_committed
 from holdfast.db.errors import DatabaseDown, outage
 from holdfast.errors import ConfigurationError
@@ -56,6 +57,68 @@ class HandlerSession(Session):
 
     _begun: Any = None
     _guard: dict[str, bool]
+    _inserts: InsertBuffer | None = None
+    _is_spoilt = False
+
+    def collect_inserts(self) -> None:
+        """From now on send plain inserts together; an error of them may come late."""
+        if not self.dispatch.do_orm_execute:  # who listens may look at the message in hand
+            self._inserts = InsertBuffer(super().execute)
+
+    def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        """Execute *statement*, or keep it: a plain insert in a batch."""
+        inserts = self._inserts
+        if inserts is not None:
+            if not options and not (self.new or self.dirty or self.deleted):
+                kept = inserts.kept(statement, params)
+                if kept is not None:
+                    return kept
+            inserts.send()
+        return super().execute(statement, params, **options)
+
+    def scalar(self, *args: Any, **options: Any) -> Any:
+        """Send what is kept first."""
+        self._send_inserts()
+        return super().scalar(*args, **options)
+
+    def scalars(self, *args: Any, **options: Any) -> Any:
+        """Send what is kept first."""
+        self._send_inserts()
+        return super().scalars(*args, **options)
+
+    def flush(self, objects: Any = None) -> None:
+        """Send what is kept first."""
+        self._send_inserts()
+        super().flush(objects)
+
+    def connection(self, *args: Any, **options: Any) -> Connection:
+        """Keep nothing from now on: what is said on the connection itself is not heard here."""
+        self._end_collecting()
+        return super().connection(*args, **options)
+
+    def bulk_save_objects(self, *args: Any, **options: Any) -> None:
+        """Send what is kept first."""
+        self._send_inserts()
+        super().bulk_save_objects(*args, **options)
+
+    def bulk_insert_mappings(self, *args: Any, **options: Any) -> None:
+        """Send what is kept first."""
+        self._send_inserts()
+        super().bulk_insert_mappings(*args, **options)
+
+    def bulk_update_mappings(self, *args: Any, **options: Any) -> None:
+        """Send what is kept first."""
+        self._send_inserts()
+        super().bulk_update_mappings(*args, **options)
+
+    def _send_inserts(self) -> None:
+        if self._inserts is not None:
+            self._inserts.send()
+
+    def _end_collecting(self) -> None:
+        self._send_inserts()
+        inserts, self._inserts = self._inserts, None
+        self._is_spoilt = self._is_spoilt or (inserts is not None and inserts.is_spoilt)
 
     def begin_guarded(self) -> Connection:
         """Begin, and let nobody but `end` end it; the engine is one of `guarded`."""
@@ -68,6 +131,8 @@ class HandlerSession(Session):
     def require_ours(self) -> Connection:
         """Return the connection, still in the transaction that was begun."""
         connection = self.connection()
+        if self._is_spoilt:
+            raise SentTogether
         transaction = connection.get_transaction()
         if transaction is None or transaction is not self._begun or not transaction.is_active:
             raise TransactionNotYours("rollback() on the connection of its session")
@@ -77,6 +142,7 @@ class HandlerSession(Session):
         """Refuse, unless it is a savepoint."""
         if not nested:
             raise TransactionNotYours("session.begin()")
+        self._end_collecting()  # or its rollback would not reach what is kept
         return super().begin(nested)
 
     def commit(self) -> NoReturn:
@@ -102,6 +168,8 @@ class HandlerSession(Session):
     def end(self, *, commit: bool) -> None:
         """Commit or roll back, and give the connection back; for the consumer alone."""
         try:
+            if not commit:
+                self._inserts = None
             if commit:
                 self.require_ours()
                 self._guard["shut"] = False

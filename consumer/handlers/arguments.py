@@ -214,5 +214,6 @@ class Payload(Layer):
             raise PoisonMessage(
                 f"message {message.id} has no correlation id: send one, or use strict=False"
             )
-        newest = upcasters.apply(message)
-        call.args = (newest.unmarked() if self._takes_message else self._decode(newest.payload),)
+        if message.type in upcasters.types:
+            message = upcasters.apply(message)
+        call.args = (message.unmarked() if self._takes_message else self._decode(message.payload),)

@@ -82,8 +82,9 @@ class BatchPlan:
         """The layers that each call in the shared transaction runs through."""
         self.budgets = _budgets(plan)
         self.runner = BatchRunner(
-            for_handlers(engine), inbox=self.dedup.inbox, session=_session, clock=plan.clock
-        )
+            for_handlers(engine), inbox=self.dedup.inbox, session=_session,
+            hasten=HandlerSession.collect_inserts, clock=plan.clock,
+        )  # fmt: skip
         """What runs the batches; it learns from each whether duplicates are about."""
 
 

@@ -41,9 +41,12 @@ class CircuitGate:
 
     def enter(self, work: Work) -> bool:
         """Let *work* in if every circuit of its handler has room."""
-        ailing = [one for one in work.route.breakers if not isinstance(one.state, Closed)]
-        if not ailing:
+        for one in work.route.breakers:
+            if not isinstance(one.state, Closed):
+                break
+        else:
             return True
+        ailing = [one for one in work.route.breakers if not isinstance(one.state, Closed)]
         with self._lock:
             if not all(self._has_room(breaker) for breaker in ailing):
                 return False

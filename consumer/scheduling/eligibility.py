@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.circuit import Closed, HalfOpen, Open
-from holdfast.consumer.scheduling.work import HandlerEnding
+from holdfast.consumer.scheduling.work import NEW, HandlerEnding
 from holdfast.dlq.replay.admission import ReplayStanding
 from holdfast.errors import Remedy
 
@@ -126,14 +126,14 @@ def may_be_tested(suspect: Work, *, others: int, tested: Collection[Work], compa
 
 def may_share_batch(work: Work) -> bool:
     """Whether *work* may run in one transaction with others: nothing about it is unusual."""
+    history, message = work.history, work.message
     return not (
-        work.history.failed_in_batch
-        or work.history.crash_suspect
+        (history is not NEW and (history.failed_in_batch or history.crash_suspect))
         or work.is_revoked
         or work.row is not None
         or work.run.later is not None
         or work.refused is not None
-        or work.message.is_replay
+        or ((message.replayed or message.headers.pairs) and message.is_replay)
     )
 
 

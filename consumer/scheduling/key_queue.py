@@ -72,3 +72,9 @@ class KeyQueue:
                 break
             found.append(work)
         return found
+
+    def plain_count(self, most: int) -> int:
+        """Return how many works `plain` finds."""
+        if len(self.queue) == 1:  # as nearly always
+            return int(most > 0 and self.queue[0].is_admitted and self.is_plain)
+        return len(self.plain(most))

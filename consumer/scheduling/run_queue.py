@@ -120,7 +120,8 @@ class RunQueue:
         """Note that *work* does not run any more."""
         self.running.pop(work, None)
         work.end()
-        self._tested.discard(work)
+        if self._tested:
+            self._tested.discard(work)
         self._gates.left(work)
 
     def ended_batch(self, route: Route) -> None:

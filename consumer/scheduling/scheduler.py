@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.consumer.scheduling.key_queue import KeyQueue, State
 from holdfast.consumer.scheduling.run_queue import RunQueue
 from holdfast.consumer.scheduling.work import (
+    ACK,
     Ack,
     Disposition,
     LaneKey,
@@ -362,9 +363,19 @@ class KeyScheduler:
                 self._schedule.ended_batch(route)
             ended: dict[KeyQueue, float | None] = {}
             for work, step in steps:
-                self._schedule.ended(work)
                 lane = self._lanes[work.lane_key]
-                delay = self._conclude(lane, work, step)
+                self._schedule.ended(work)
+                if (
+                    step is ACK
+                    and not work.is_revoked
+                    and work.delivery is not None
+                    and lane.queue[0] is work
+                ):  # as nearly every message
+                    self._tray.settle(work.delivery)
+                    lane.queue.popleft()
+                    delay = None
+                else:
+                    delay = self._conclude(lane, work, step)
                 if ended.get(lane) is None:
                     ended[lane] = delay
             for lane, delay in ended.items():

@@ -13,7 +13,6 @@ from holdfast.db.transactions import committed
 from holdfast.dlq.metrics import METRICS
 from holdfast.dlq.replay.outcomes import set_aside
 from holdfast.dlq.replay.plan import ACTIVE, PlanState
-from holdfast.dlq.replay.publisher import failures
 from holdfast.dlq.replay.reading import ReplayRefusal
 from holdfast.errors import ConfigurationError, Transient
 
@@ -130,19 +129,18 @@ class BatchSender:
             )
             if found is None:
                 return None, True
-            batch, results = found
+            batch, failed = found
             refused: list[ReplayRefusal] = []
             left: dict[int, Transient] = {}
-            for index, error in failures(results):
+            for index, error in failed:
+                number, dlq_id = batch.numbers[index], batch.messages[index].dlq_id
                 if isinstance(error, ConfigurationError):
                     raise error
                 if isinstance(error, Transient):
-                    left[batch.numbers[index]] = error
+                    left[number] = error
                 else:
-                    refused.append(
-                        ReplayRefusal(batch.numbers[index], batch.ids[index], str(error))
-                    )
-            METRICS.replayed.labels("sent").inc(len(results) - len(refused) - len(left))
+                    refused.append(ReplayRefusal(number, dlq_id, str(error)))
+            METRICS.replayed.labels("sent").inc(len(batch.messages) - len(failed))
             if refused:
                 log.warning("the broker refused %d messages of plan %s",
                             len(refused), self._mark.plan.short)  # fmt: skip

@@ -63,8 +63,8 @@ class PlanPublisher:
         pause: Callable[[float], None],
         current: Callable[[ReplayBatch], ReplayBatch],
         goes_on: Callable[[], bool],
-    ) -> tuple[ReplayBatch, list[Published]] | None:
-        """Return the batch on its way and its results, None if there is none.
+    ) -> tuple[ReplayBatch, list[tuple[int, HoldfastError]]] | None:
+        """Return the batch on its way and its failures, None if there is none.
 
         While it takes long, *pause* is called every now and then. A broker that is away
         for a while is waited out, by *pause* too, and what is *current* of the batch is
@@ -78,11 +78,10 @@ class PlanPublisher:
                 while not self._publisher.wait(self._meanwhile):
                     pause(0.0)
                 self._batch = None
-                results = self._publisher.collect()
-                errors = (error for _, error in failures(results))
-                down = next((e for e in errors if isinstance(e, DependencyDown)), None)
+                failed = failures(self._publisher.collect())
+                down = next((e for _, e in failed if isinstance(e, DependencyDown)), None)
                 if down is None:
-                    return batch, results
+                    return batch, failed
                 raise down
             except DependencyDown as error:
                 delay = backoff.delay(attempt) or 0.0

@@ -9,13 +9,11 @@ The stream of a plan: the next batches are read while the one before is on its w
 
 from __future__ import annotations
 
-import math
 from base64 import b64encode
 from collections import deque
 from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +37,7 @@ from holdfast.publishing import BatchSizer
 from holdfast.stored_message import StoredMessage, headers_of, in_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from sqlalchemy import ColumnElement, Select
@@ -57,6 +55,7 @@ REST = (
 """Columns of a dead letter that only the headers of its message tell."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
 """In place of the time of a message: its headers carry the real one."""
+_REST = len(REST)
 _NO_HEADERS = "[]"
 _VERSION = ("ce_specversion", "1.0")
 _texts = msgspec.json.Decoder(list[tuple[str, str]]).decode
@@ -66,11 +65,12 @@ _NAMES = frozenset(REPLAY_MARKS)
 class ReplayMessage(StoredMessage, frozen=True, kw_only=True, gc=False):
     """A message of which a sink needs the wire form only, as of one from an outbox.
 
-    `packed` are its own headers as the store keeps them; `rest` are its columns `REST`.
+    `packed` are its own headers as the store keeps them.
     """
 
     dlq_id: str
-    rest: tuple[float, str, str | None, str | None, str | None, str | None, str | None, int]
+    row: Sequence[Any]
+    """Its columns as they were read, which end with `REST`: a copy of those would cost more."""
     stamp: ReplayStamp
     in_bytes: bool = False
     """Whether an attribute may hold a zero character, which ends a text on some wires."""
@@ -78,7 +78,7 @@ class ReplayMessage(StoredMessage, frozen=True, kw_only=True, gc=False):
     @property
     def whole(self) -> Message:
         """The message with its marks."""
-        at, source, schema, correlation, causation, trace, content_type, replays = self.rest
+        at, source, schema, correlation, causation, trace, content_type, replays = self.row[-_REST:]
         own = () if self.packed == _NO_HEADERS else headers_of(self.packed).pairs
         return Message(
             id=self.id,
@@ -107,7 +107,7 @@ class ReplayMessage(StoredMessage, frozen=True, kw_only=True, gc=False):
     @property
     def texts(self) -> list[tuple[str, str]] | None:
         """What `wire` holds with its values as text, or None where they are not all text."""
-        at, source, schema, correlation, causation, trace, content_type, replays = self.rest
+        at, source, schema, correlation, causation, trace, content_type, replays = self.row[-_REST:]
         key, packed = self.key, self.packed
         if self.in_bytes or "\\u0000" in packed or (key is not None and b"\0" in key):
             return None
@@ -143,21 +143,16 @@ class ReplayMessage(StoredMessage, frozen=True, kw_only=True, gc=False):
 
 
 def _written(at: float) -> str:
-    """Return `rfc3339(moment(at))` as text, at a third of its cost: seconds are shared by many."""
-    fraction, second = math.modf(at)
-    micros = round(fraction * 1e6)  # as `datetime.fromtimestamp` does
-    if 0.0 <= at < _LATE and micros < _MICROS:
-        return f"{_second(second)}{micros:06d}Z"
+    """Return `rfc3339(moment(at))` as text, at less cost."""
+    if at < _LATE:
+        text = _json(datetime.fromtimestamp(at, UTC)).decode()
+        return text[1:-1] if len(text) == _WITH_MICROS else f"{text[1:20]}.000000Z"
     return rfc3339(moment(at)).decode()
 
 
-@lru_cache(maxsize=4096)
-def _second(second: float) -> str:
-    return rfc3339(moment(second))[:20].decode()
-
-
+_json = msgspec.json.Encoder().encode
+_WITH_MICROS = 29  # characters, with the quotes
 _LATE = 253_402_300_799.0  # the last second of the year 9999
-_MICROS = 1_000_000
 
 
 _envelope = msgspec.json.Decoder(LetterEnvelope).decode
@@ -182,7 +177,7 @@ _PARTS = (
     case((_edited, revision.c.headers), else_=message.c.headers).label("headers"),
     *(message.c[name] for name in REST),
 )
-_HEAD = len(_PARTS) - len(REST)
+_HEAD = len(_PARTS) - _REST
 _IN_RANGE = (
     item.c.plan_id == bindparam("plan"),
     item.c.position >= bindparam("start"),
@@ -213,10 +208,10 @@ _GONE = "its dead letter is no longer in the store: there is nothing to send"
 _is_there = itemgetter(2)
 
 
-def _exactly(exact: str, own_id: str, kind: str, rest: Any) -> tuple[str, str, Any]:
-    """Return the id, the type and the `REST` of a message as they came, if a wire takes that."""
+def _exactly(exact: str, own_id: str, kind: str, row: Any) -> tuple[str, str, Any]:
+    """Return the id, the type and the *row* of a message as they came, if a wire takes that."""
     whole = {name: text for name, text in exact_of(exact).items() if is_utf8(text)}
-    named = zip(REST, rest, strict=True)
+    named = zip(REST, row[-_REST:], strict=True)
     return (
         whole.get("id", own_id),
         whole.get("type", kind),
@@ -244,8 +239,7 @@ class ReplayBatch:
     start: int
     end: int
     numbers: list[int]
-    ids: list[str]
-    messages: list[Message]
+    messages: list[ReplayMessage]
     places: Collection[Place] = ()
     unfit: tuple[ReplayRefusal, ...] = ()
 
@@ -258,7 +252,6 @@ class ReplayBatch:
             start=self.start,
             end=self.end,
             numbers=[self.numbers[index] for index in kept],
-            ids=[self.ids[index] for index in kept],
             messages=[self.messages[index] for index in kept],
             places=self.places,
         )
@@ -272,7 +265,6 @@ class PlanReader:
         self._to_topic = plan.target
         self._commutative = plan.policy.commutative
         self._vault = vault
-        self._addresses: dict[Place, tuple[str, ReplayStamp]] = {}
 
     def batch(self, engine: Engine, start: int, end: int) -> ReplayBatch:
         """Return what the plan still has to send from *start* up to before *end*, in order."""
@@ -297,15 +289,14 @@ class PlanReader:
     def _made(
         self, rows: list[Any], start: int, end: int, unfit: list[ReplayRefusal]
     ) -> ReplayBatch:
-        numbers, ids = [], []
-        found: list[Message] = []
-        places: set[Place] = set()
+        numbers: list[int] = []
+        found: list[ReplayMessage] = []
+        addresses: dict[Place, tuple[str, ReplayStamp]] = {}
         for row in rows:
             (number, dlq_id, is_there, topic, group, state, envelope, own_id, kind, key, exact,
              payload, headers) = row[:_HEAD]  # fmt: skip
-            rest = row[_HEAD:]
             if exact is not None:
-                own_id, kind, rest = _exactly(exact, own_id, kind, rest)
+                own_id, kind, row = _exactly(exact, own_id, kind, row)  # noqa: PLW2901 - as it came
             if not is_there:
                 unfit.append(ReplayRefusal(number, dlq_id, _GONE, holds=False))
                 continue
@@ -318,14 +309,15 @@ class PlanReader:
             if state != PENDING:
                 words = f"it is {state} meanwhile: there is nothing to send"
                 unfit.append(ReplayRefusal(number, dlq_id, words, holds=False))
-            places.add((topic, group))
-            target, stamp = self._addresses.get((topic, group)) or self._address(topic, group)
+            place = topic, group
+            address = addresses.get(place)
+            if address is None:
+                address = addresses[place] = self._address(place)
             numbers.append(number)
-            ids.append(dlq_id)
             found.append(
                 ReplayMessage(
                     id=own_id,
-                    topic=target,
+                    topic=address[0],
                     payload=payload,
                     type=kind,
                     key=key,
@@ -333,8 +325,8 @@ class PlanReader:
                     replayed=True,
                     packed=headers,
                     dlq_id=dlq_id,
-                    rest=rest,
-                    stamp=stamp,
+                    row=row,
+                    stamp=address[1],
                     in_bytes=exact is not None,
                 )
             )
@@ -342,9 +334,8 @@ class PlanReader:
             start=start,
             end=end,
             numbers=numbers,
-            ids=ids,
             messages=found,
-            places=places,
+            places=tuple(addresses),
             unfit=tuple(unfit),
         )
 
@@ -366,14 +357,13 @@ class PlanReader:
     def _range(self, start: int, end: int) -> dict[str, Any]:
         return {"plan": self._plan_id, "start": start, "end": end}
 
-    def _address(self, topic: str, group: str) -> tuple[str, ReplayStamp]:
-        place = topic, group
-        target = target_topic(topic, group, self._to_topic)
+    def _address(self, place: Place) -> tuple[str, ReplayStamp]:
+        """Return the topic for letters of *place*, and the marks that they share."""
+        topic, group = place
         stamp = ReplayStamp(
             group=group, plan=self._plan_id, topic=topic, commutative=self._commutative
         )
-        found = self._addresses[place] = (target, stamp)
-        return found
+        return target_topic(topic, group, self._to_topic), stamp
 
 
 _SECOND = 1.0
@@ -450,6 +440,6 @@ class LetterStream:
 
     def _fetch(self, start: int, end: int) -> ReplayBatch:
         batch = self._reader.batch(self._engine, start, end)
-        size = sum(len(message.payload or b"") for message in batch.messages)
+        size = sum([len(message.payload or b"") for message in batch.messages])
         self._sizer.came(len(batch.messages), size)
         return batch

@@ -19,27 +19,28 @@ from holdfast.outbox.relay.delayed import DelayedEvents
 from holdfast.outbox.relay.leases import Leases, LeaseTerms, ShardLeaseLost
 from holdfast.outbox.relay.parking import Parking
 from holdfast.outbox.relay.publishing import (
-    Batch,
     MissingTopics,
     PublishOutcome,
     RelaySink,
     classify_results,
 )
 from holdfast.outbox.relay.relay import RelayStep
-from holdfast.outbox.rows import Row, read_rows, size_of
+from holdfast.outbox.rows import StagedRows, read_rows, size_of
 from holdfast.outbox.schema import SHARDS
 from holdfast.publishing import BatchPublisher, BatchSizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.relay.publishing import ShardSinks
+    from holdfast.outbox.rows import Cells
     from holdfast.ports import Sink
 
-_FAST_SECONDS, _SLOW_SECONDS = 0.001, 0.005  # between two looks while events come one by one
-_LOOKS = 4  # for each event, at the rate of those before
+_FAST_SECONDS, _SLOW_SECONDS = 0.001, 0.006  # between two looks while events come one by one
+_LOOKS = 3  # for each event, at the rate of those before
 _TOGETHER_SECONDS, _TOGETHER_ROWS, _TOGETHER_BYTES = 0.1, 64, 1 << 16
 _IDLE, _RESTED = RelayStep(idle=True), RelayStep(rested=True)
 _BATCHES = 32  # after so many a scan ends, so that its snapshot holds up no vacuum for long
@@ -74,7 +75,7 @@ class LeaseEngine:
         self._delays = DelayedEvents(self._engine, self._leases, clock=clock)
         self._scan = TableScan(self._engine, self._leases, self._missing, batch=batch)
         self._publisher = BatchPublisher(self._sink.publish, clock=clock)
-        self._sent: list[Row] = []
+        self._sent: list[Cells] = []
         """The rows in flight."""
         self._deleter = Deleter(self._engine, self._leases, clock=clock)
         self._clock = clock
@@ -141,23 +142,23 @@ class LeaseEngine:
     def _advance(self, done: RelayStep) -> RelayStep:
         """Read batch n+1 while n is being published; send it; delete n while it is on its way."""
         is_brief = self._scan.brief
-        batch = self._read()
+        rows = self._read()
         landed = self._collect()
         try:
-            batch, parked = self._sift(batch)
+            rows, parked = self._sift(rows)
         except DependencyDown:  # what the broker took before is not to be sent again
             self._deleter.start(landed.done)
             self._deleter.finish()
             raise
-        if batch.rows:
+        if rows:
             self._keep_pace()
-            self._sent = batch.rows
-            self._publisher.send(batch.messages, here=self._scan.ended)
+            self._sent = rows
+            self._publisher.send(StagedRows(rows), here=self._scan.ended)
         self._deleter.start(landed.done)
         done = done.plus(RelayStep(published=len(landed.done), parked=len(landed.refused) + parked))
         if self._scan.ended:
             done = done.plus(self._settle(wait=not is_brief))
-        is_idle = not (batch.rows or done.published or done.parked)
+        is_idle = not (rows or done.published or done.parked)
         if is_idle and self._deleter.rest(self._pause):
             return replace(done, rested=True)
         return replace(done, idle=is_idle)
@@ -167,11 +168,11 @@ class LeaseEngine:
         last, self._found = self._found, self._clock.monotonic()
         self._pause = min(max((self._found - last) / _LOOKS, _FAST_SECONDS), _SLOW_SECONDS)
 
-    def _read(self) -> Batch:
+    def _read(self) -> list[Cells]:
         # Asked for before: a deletion may end between the moment that is read and this one.
         going = set(self._deleter.going) if self._scan.brief else ()
         rows = self._scan.read()
-        return Batch.of([row for row in rows if row.seq not in going] if going else rows)
+        return [row for row in rows if row[0] not in going] if going else rows
 
     def _collect(self) -> PublishOutcome:
         """Wait for the batch in flight; what was refused of it is parked when this returns.
@@ -190,17 +191,16 @@ class LeaseEngine:
             raise outcome.outage
         return outcome
 
-    def _sift(self, batch: Batch) -> tuple[Batch, int]:
-        """Return what of *batch* may be sent, and how many of its rows are parked instead."""
-        if not batch.rows:
-            return batch, 0
+    def _sift(self, rows: list[Cells]) -> tuple[list[Cells], int]:
+        """Return which of *rows* may be sent, and how many of them are parked instead."""
+        if not rows:
+            return rows, 0
         held = self._missing.held  # also since they were read
-        rows = [row for row in batch.rows if row.topic not in held] if held else batch.rows
+        rows = [row for row in rows if row[2] not in held] if held else rows
         rows, behind = self._parking.split(rows)
-        batch = batch.only(rows)
-        rows, refused = self._sink.precheck(batch, self._missing)
+        rows, refused = self._sink.precheck(rows, self._missing)
         parked = self._parking.park(self._leases, behind)
-        return batch.only(rows), parked + self._parking.refuse(self._leases, refused)
+        return rows, parked + self._parking.refuse(self._leases, refused)
 
     def _settle(self, *, wait: bool) -> RelayStep:
         """Wait for the batch in flight, and see to it that what the broker took is deleted.
@@ -391,7 +391,7 @@ class TableScan:
                 raw: Any = self._db.connection.driver_connection
                 self._glance = raw.cursor()
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[Cells]:
         """Return the next rows; a short batch, or many of them, end the scan."""
         everything = len(self._leases.owned) == SHARDS
         most = self._sizer.rows
@@ -402,8 +402,10 @@ class TableScan:
         if held := self._missing.held:  # else many events of theirs would be read in vain
             where["held"] = msgspec.json.encode(sorted(held)).decode()
             command = self._sql["read_all_but" if everything else "read_but"]
-        with self._connection() as db:
-            rows = read_rows(db, command, where)
+        rows = self._read_by_driver(command, where) if self.brief else None
+        if rows is None:
+            with self._connection() as db:
+                rows = read_rows(db, command, where)
         self._sizer.came(len(rows), size_of(rows))
         self._batches += 1
         is_short = len(rows) < most
@@ -413,8 +415,25 @@ class TableScan:
             self.end()
             self.brief = is_short and self._frozen
         else:
-            self._after = rows[-1].seq
+            self._after = rows[-1][0]
         return rows
+
+    def _read_by_driver(
+        self, command: TextClause, where: Mapping[str, int | str]
+    ) -> list[Cells] | None:
+        """Return the rows as `read_rows` does, at half the cost; None where that fails.
+
+        It is then to be read in the usual way, which says what the error means.
+        """
+        if self._glance is None:
+            return None
+        try:
+            found = self._glance.execute(
+                spelled(command, self._engine.dialect), where, binary=True
+            ).fetchall()
+        except Exception:  # noqa: BLE001 - of the driver's own; the usual way meets it, too
+            return None
+        return list(found)
 
     @property
     def glances(self) -> bool:

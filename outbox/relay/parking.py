@@ -13,8 +13,8 @@ from holdfast.db.sql import statements
 from holdfast.db.text import MOST_TEXT, cut
 from holdfast.db.transactions import transact
 from holdfast.outbox.relay.leases import ShardLeaseLost
-from holdfast.outbox.relay.publishing import Batch, classify_results
-from holdfast.outbox.rows import Row
+from holdfast.outbox.relay.publishing import classify_results
+from holdfast.outbox.rows import Cells, Row, StagedRows, as_row
 from holdfast.outbox.schema import outbox, parked
 from holdfast.publishing import fitting
 from holdfast.scrubbing import text_of
@@ -103,13 +103,14 @@ class Parking:
         with self._engine.connect() as db:
             return db.execute(_ONE).first() is not None
 
-    def split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    def split(self, rows: list[Cells]) -> tuple[list[Cells], list[Row]]:
         """Return the rows to publish and those that wait behind a parked one of their key."""
         if not self._keys:
-            return list(rows), []
-        behind = [row for row in rows if row.key is not None and (row.topic, row.key) in self._keys]
+            return rows, []
+        named = map(as_row, rows)
+        behind = [r for r in named if r.key is not None and (r.topic, r.key) in self._keys]
         held = {row.seq for row in behind}
-        return [row for row in rows if row.seq not in held], behind
+        return [row for row in rows if row[0] not in held], behind
 
     def park(self, leases: Leases, rows: Sequence[Row]) -> int:
         """Move *rows* behind the parked rows of their keys."""
@@ -176,7 +177,7 @@ class Parking:
         """
         return False
 
-    def _released(self, db: Connection, leases: Leases) -> list[Row]:
+    def _released(self, db: Connection, leases: Leases) -> list[Cells]:
         """Return what may go in our shards: of each key, all before the first still refused."""
         ahead = parked.alias("ahead")
         held = exists().where(
@@ -201,16 +202,15 @@ class Parking:
         found = db.execute(these).all()
         return [Row(*row[:5], _as_text(row[5]), str(row[6]), row[7]) for row in found]
 
-    def _publish(self, leases: Leases, sink: RelaySink, found: list[Row]) -> int:
+    def _publish(self, leases: Leases, sink: RelaySink, found: list[Cells]) -> int:
         if not found:
             return 0
-        batch = Batch.of(found)
-        rows, refused = sink.precheck(batch, self._missing)
-        results = sink.publish(batch.only(rows).messages) if rows else []
+        rows, refused = sink.precheck(found, self._missing)
+        results = sink.publish(StagedRows(rows)) if rows else []
         outcome = classify_results(rows, results)
         self._missing.note(outcome.missing)
         if outcome.outage is None:
-            self._missing.there({row.topic for row in rows} - outcome.missing.keys())
+            self._missing.there({row[2] for row in rows} - outcome.missing.keys())
         again = [*refused, *outcome.refused]
         for row, error in again:
             if error is not None:

@@ -1,8 +1,8 @@
 """Publishing the relay's rows: what may be sent, under which lease, and what became of it.
 
-Rows become messages once, as a `Batch`. What the broker would refuse is found before anything
-is sent: once a later event of the same key is on its way, a refusal comes too late, for that
-one is stored first. What it did refuse, and what an outage hit, is told apart afterwards.
+What the broker would refuse is found before anything is sent: once a later event of the same
+key is on its way, a refusal comes too late, for that one is stored first. What it did refuse,
+and what an outage hit, is told apart afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.errors import (
 from holdfast.message import Message
 from holdfast.outbox.relay.latency import LATENCY
 from holdfast.outbox.relay.leases import ShardLeaseLost
-from holdfast.outbox.rows import Row, staged
+from holdfast.outbox.rows import Cells, Row, StagedRows, as_row
 from holdfast.ports import Published, SinkPowers
 from holdfast.tracing.messaging import send
 from holdfast.tracing.switch import system_of
@@ -38,7 +38,6 @@ from holdfast.urls import mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import Self
 
     from holdfast.outbox.relay.leases import Leases
     from holdfast.ports import Broker, Sink
@@ -54,27 +53,6 @@ _error = attrgetter("error")
 
 Refused = tuple[Row, HoldfastError | None]
 """A row with the error that the broker gave, or None for one that waits behind such a row."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows to publish together, and their messages in the same order."""
-
-    rows: list[Row]
-    messages: list[StoredMessage]
-
-    @classmethod
-    def of(cls, rows: list[Row]) -> Self:
-        """Return *rows* with their messages, which are made here and nowhere else."""
-        return cls(rows, [staged(row) for row in rows])
-
-    def only(self, rows: list[Row]) -> Batch:
-        """Return the part of it that is *rows*, some of its rows in their order."""
-        if len(rows) == len(self.rows):
-            return Batch(rows, self.messages)
-        kept = {row.seq for row in rows}
-        pairs = zip(self.rows, self.messages, strict=True)
-        return Batch(rows, [message for row, message in pairs if row.seq in kept])
 
 
 class Overtaken(HoldfastError):
@@ -101,7 +79,7 @@ class PublishOutcome:
     """Topics that do not exist; their rows are neither done nor refused."""
 
 
-def classify_results(rows: Sequence[Row], results: Sequence[Published]) -> PublishOutcome:
+def classify_results(rows: Sequence[Cells], results: Sequence[Published]) -> PublishOutcome:
     """Return what became of *rows*.
 
     Of each key only the acknowledged prefix is done. A message that the broker refuses for
@@ -114,7 +92,7 @@ def classify_results(rows: Sequence[Row], results: Sequence[Published]) -> Publi
     stuck: set[tuple[str, str]] = set()
     blocked: dict[tuple[str, str], int] = {}
     later: Counter[tuple[str, str]] = Counter()
-    for row, result in zip(rows, results, strict=True):
+    for row, result in zip(map(as_row, rows), results, strict=True):
         error, key = result.error, None if row.key is None else (row.topic, row.key)
         if key in stuck:
             continue
@@ -208,11 +186,11 @@ class MissingTopics:
             self._found.discard(topic)
             log.warning("topic %s is there: its events go out", topic, extra={"topic": topic})
 
-    def learn(self, rows: Sequence[Row], outcome: PublishOutcome) -> None:
+    def learn(self, rows: Sequence[Cells], outcome: PublishOutcome) -> None:
         """Note which topics of *rows*, which were sent, are missing, and which are there."""
         self.note(outcome.missing)
         if self._found and outcome.outage is None:
-            self.there({row.topic for row in rows} - outcome.missing.keys())
+            self.there({row[2] for row in rows} - outcome.missing.keys())
 
 
 class RelaySink:
@@ -253,22 +231,23 @@ class RelaySink:
         found = {topic: self._powers.refusal(Message.new(topic, b"")) for topic in topics}
         return {topic: why for topic, why in found.items() if isinstance(why, UnknownTopic)}
 
-    def precheck(self, batch: Batch, missing: MissingTopics) -> tuple[list[Row], list[Refused]]:
+    def precheck(
+        self, rows: list[Cells], missing: MissingTopics
+    ) -> tuple[list[Cells], list[Refused]]:
         """Return the rows to publish, and those to park: what would be refused, and what follows.
 
         Rows of a topic that does not exist are in neither, and the topic is noted as *missing*.
         """
-        rows = batch.rows
         if not rows:
             return [], []
         limit = self._powers.room({row[2] for row in rows})
         if limit is None or not _may_exceed(rows, limit):
             return rows, []
         absent: dict[str, UnknownTopic] = {}
-        fine: list[Row] = []
+        fine: list[Cells] = []
         refused: list[Refused] = []
         blocked: set[tuple[str, str]] = set()
-        for row, message in zip(rows, batch.messages, strict=True):
+        for row, message in zip(map(as_row, rows), StagedRows(rows), strict=True):
             key = None if row.key is None else (row.topic, row.key)
             if row.topic in absent:
                 continue
@@ -286,7 +265,7 @@ class RelaySink:
         return fine, refused
 
 
-def _may_exceed(rows: Sequence[Row], limit: int) -> bool:
+def _may_exceed(rows: Sequence[Cells], limit: int) -> bool:
     # The largest parts of all rows together: seldom more than one row has, and quickly found.
     payload = max([0 if (body := row[4]) is None else len(body) for row in rows])
     return payload + max([len(row[5]) for row in rows]) > limit - _SPARE

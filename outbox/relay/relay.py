@@ -110,8 +110,8 @@ class Relay:
         self.engine = engine
         self.health = Health(pulse=clock.monotonic())
         self._backoff = Backoff(first=0.1, ceiling=15) if backoff is None else backoff
-        # Each wait is a thirtieth longer: 20 ms after 0.6 s without events, 50 ms after 1.6 s.
-        self._idle = Backoff(first=0.002, ceiling=0.05, factor=1.03) if idle is None else idle
+        # Each wait is a thirtieth longer: 50 ms after 1.6 s without events, 200 ms after 6.6 s.
+        self._idle = Backoff(first=0.002, ceiling=0.2, factor=1.03) if idle is None else idle
         self._clock = clock
         self._observer = observer
         self._timer = timer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
-from contextlib import ExitStack, suppress
+import threading
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
@@ -27,7 +29,7 @@ from holdfast.tracing import switch
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Self
 
     from holdfast.outbox.relay.relay import RelayEngine, RelayStep
@@ -140,7 +142,8 @@ class RelayService:
                 version("holdfast"), mask(settings.database), mask(settings.broker),
                 settings.engine.value, where,
             )  # fmt: skip
-            self.relay.run()
+            with _imports_frozen():
+                self.relay.run()
         moved = {"published": self.relay.health.published, "parked": self.relay.health.parked}
         log.info("relay ended: published %d, parked %d", *moved.values(), extra=moved)
 
@@ -148,7 +151,8 @@ class RelayService:
         """Publish what is there; outages raise, and so do shards that another relay keeps."""
         self._observe = _ignored if observe is None else observe
         self._patient_until = SYSTEM_CLOCK.monotonic() + 1.5 * self._settings.lease_seconds
-        published = self.relay.run_once(wait_more=self._is_more_to_come)
+        with _imports_frozen():
+            published = self.relay.run_once(wait_more=self._is_more_to_come)
         health = self.relay.health
         return Drained(
             published=published,
@@ -221,6 +225,19 @@ class RelayService:
 
     def _timed(self, seconds: float) -> None:
         self._metrics.step_seconds.observe(seconds)
+
+
+@contextmanager
+def _imports_frozen() -> Iterator[None]:
+    """Spare the collector of garbage what imports made, where the process is the relay's."""
+    is_ours = threading.current_thread() is threading.main_thread() and not gc.get_freeze_count()
+    if is_ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.unfreeze()
 
 
 def _ignored(_step: RelayStep) -> None:

@@ -93,21 +93,28 @@ FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id uuid, aggregatet
     aggregateid text, type text, shard smallint, headers text, payload text,
     due double precision)) WITH ORDINALITY
 ORDER BY ordinality
+-- What tracing's "write" inserts, in the same round trip.
 -- name: fill_with_lineage
-WITH event AS MATERIALIZED (
-    SELECT * FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id text,
-        aggregatetype text, aggregateid text, type text, shard smallint, headers text,
-        payload text, event_id text, correlation_id text, causation_id text, source text,
-        time double precision)) WITH ORDINALITY
-), staged AS (
+WITH staged AS (
     INSERT INTO holdfast_outbox (id, aggregatetype, aggregateid, type, shard, headers, payload)
-    SELECT CAST(id AS uuid), aggregatetype, aggregateid, type, shard, CAST(headers AS json),
+    SELECT id, aggregatetype, aggregateid, type, shard, CAST(headers AS json),
         decode(payload, 'base64')
-    FROM event ORDER BY ordinality
+    FROM ROWS FROM (json_to_recordset(CAST(:events AS json)) AS (id uuid, aggregatetype text,
+        aggregateid text, type text, shard smallint, headers text, payload text)) WITH ORDINALITY
+    ORDER BY ordinality
 )
 INSERT INTO holdfast_lineage (event_id, type, correlation_id, causation_id, source, topic,
     message_key, time, outcome, service, at)
-SELECT coalesce(event_id, id), type, coalesce(correlation_id, event_id, id), causation_id, source,
-    aggregatetype, aggregateid, time, 'published', :service,
+SELECT id, coalesce(type, CAST(:type AS text)), coalesce(correlation_id, id), causation_id,
+    coalesce(source, CAST(:source AS text)), coalesce(topic, CAST(:topic AS text)), message_key,
+    CAST(time AS double precision), 'published', CAST(:service AS text),
     (SELECT extract(epoch FROM clock_timestamp()))
-FROM event ORDER BY ordinality
+FROM unnest(string_to_array(CAST(:ids AS text), chr(31)),
+    string_to_array(CAST(:types AS text), chr(31)),
+    string_to_array(CAST(:correlations AS text), chr(31), chr(30)),
+    string_to_array(CAST(:causes AS text), chr(31), chr(30)),
+    string_to_array(CAST(:sources AS text), chr(31)),
+    string_to_array(CAST(:topics AS text), chr(31)),
+    string_to_array(CAST(:keys AS text), chr(31), chr(30)),
+    string_to_array(CAST(:times AS text), chr(31)))
+    AS event (id, type, correlation_id, causation_id, source, topic, message_key, time)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.clock import Clock
     from holdfast.outbox.relay.publishing import MissingTopics
-    from holdfast.outbox.rows import Row
+    from holdfast.outbox.rows import Cells
     from holdfast.outbox.wal.cleanup import Cleaner
     from holdfast.outbox.wal.protocol import Waker
     from holdfast.outbox.wal.slot import Export, ReplicationSlot
@@ -144,15 +144,15 @@ class Reconcile:
         """Whether everything was read."""
         return self._ended
 
-    def read(self, but: Collection[int]) -> list[Row]:
+    def read(self, but: Collection[int]) -> list[Cells]:
         """Return the next rows, without those in *but*: published, not yet deleted."""
         most = self._sizer.rows
         rows = read_rows(self._db, self._sql["read_all"], {"after": self._after, "most": most})
         self._sizer.came(len(rows), size_of(rows))
         self._ended = len(rows) < most
         if rows:
-            self._after = rows[-1].seq
-        return [row for row in rows if row.seq not in but] if but else rows
+            self._after = rows[-1][0]
+        return [row for row in rows if row[0] not in but] if but else rows
 
     def close(self) -> None:
         """End the transaction, so that vacuum may go on."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.db.engine import open_database
+from holdfast.db.engine import looking, open_database
+from holdfast.db.sql import spelled, statements
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.relay.delayed import DelayedEvents
 from holdfast.outbox.relay.leases import Leases, LeaseTerms, ShardLeaseLost
@@ -25,7 +27,9 @@ from holdfast.outbox.wal.slot import ReplicationSlot, SlotConflict, SlotNames
 from holdfast.publishing import BatchPublisher
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+    from collections.abc import Callable
+
+    from sqlalchemy.engine import Connection, Engine
 
     from holdfast.outbox.relay.publishing import ShardSinks
     from holdfast.outbox.wal.catchup import Reconcile
@@ -96,6 +100,7 @@ class WalEngine:
         """The next rows of the table, read while those before them are being published."""
         self._reading: StreamReader[StreamBatch] | None = None
         self._stranger = SlotConflict(clock=clock)
+        self._glance = Glance(self._engine)
 
     @property
     def shards(self) -> int:
@@ -189,7 +194,7 @@ class WalEngine:
         step = self._dispatch.advance().plus(self._housekeep())
         if self._ahead is None and not reconcile.ended:
             rows = reconcile.read(self._cleaner.unfinished)
-            self._ahead = StreamBatch.of(rows) if rows else None
+            self._ahead = StreamBatch(rows) if rows else None
         if self._dispatch.busy:
             if not self._dispatch.ready:
                 self._waker.wait(_IDLE_SECONDS)
@@ -244,10 +249,15 @@ class WalEngine:
 
     def _housekeep(self) -> RelayStep:
         self._cleaner.work()
-        self._delays.move()
+        delays, parking, leases = self._delays, self._parking, self._leases
+        if delays.is_due and self._glance.tells("next_due", delays.is_told):
+            delays.move()
         if self._dispatch.busy:  # the sink is not ours to use
             return RelayStep()
-        return RelayStep(published=self._parking.refresh(self._leases, self._sink))
+        is_told = partial(parking.is_told, leases)
+        if parking.is_due(leases) and self._glance.tells("any_parked", is_told):
+            return RelayStep(published=parking.refresh(leases, self._sink))
+        return RelayStep()
 
     def close(self) -> None:
         """Settle the batch in flight, delete what was published, give up slot and leases."""
@@ -263,6 +273,7 @@ class WalEngine:
                 self._reading.confirm(self._dispatch.finished, now=True)
         finally:
             self._publisher.close()
+            self._glance.close()
             self._cleaner.forget()
             self._cleaner.close()
             self._let_go()
@@ -272,6 +283,45 @@ class WalEngine:
             finally:
                 if self._owned:
                     self._engine.dispose()
+
+
+class Glance:
+    """Asks whether there is anything to do, by the driver itself and on a connection that is kept.
+
+    What SQLAlchemy does around so small a statement costs several times as much, and these
+    are asked several times a second by a relay that has nothing to do.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = looking(engine)
+        self._sql = statements("holdfast.outbox", "postgresql")
+        self._db: Connection | None = None
+        self._cursor: Any = None
+
+    def tells(self, name: str, is_told: Callable[[Any], bool]) -> bool:
+        """Return what *is_told* makes of the one value that the statement *name* finds.
+
+        True where that cannot be asked: whoever looks then meets it, too, and says what it means.
+        """
+        try:
+            if self._db is None:
+                self._db = self._engine.connect()
+                driver: Any = self._db.connection.driver_connection
+                self._cursor = driver.cursor()
+            self._cursor.execute(spelled(self._sql[name], self._engine.dialect))
+            row = self._cursor.fetchone()
+        except Exception:  # noqa: BLE001 - the driver's own
+            if self._db is not None:
+                self._db.invalidate()
+            self.close()
+            return True
+        return is_told(None if row is None else row[0])
+
+    def close(self) -> None:
+        """Give the connection back; the next question takes another."""
+        db, self._db, self._cursor = self._db, None, None
+        if db is not None:
+            db.close()
 
 
 def _postgres(database: Engine | str) -> Engine:

@@ -13,6 +13,7 @@ from holdfast.outbox.relay.leases import ShardLeaseLost
 from holdfast.outbox.relay.parking import Parking
 from holdfast.outbox.relay.publishing import classify_results
 from holdfast.outbox.relay.relay import RelayStep
+from holdfast.outbox.rows import StagedRows
 from holdfast.outbox.wal.catchup import Snapshot
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.outbox.relay.leases import Leases
     from holdfast.outbox.relay.publishing import MissingTopics, Refused, RelaySink
-    from holdfast.outbox.rows import Row
+    from holdfast.outbox.rows import Cells, Row
     from holdfast.outbox.wal.cleanup import Cleaner
     from holdfast.outbox.wal.reading import StreamBatch
     from holdfast.publishing import BatchPublisher
@@ -55,8 +56,8 @@ class Dispatch:
         self._cleaner = cleaner
         self._missing = missing
         self._batch: StreamBatch | None = None
-        self._rows: list[Row] = []
-        self._sent: list[Row] = []
+        self._rows: list[Cells] = []
+        self._sent: list[Cells] = []
 
     @property
     def busy(self) -> bool:
@@ -97,8 +98,7 @@ class Dispatch:
         rest = self._rows[room:]
         asked, behind = self._parking.split(self._without_missing(self._rows[:room]))
         try:
-            part = batch.only(asked)
-            rows, refused = self._sink.precheck(part, self._missing)
+            rows, refused = self._sink.precheck(asked, self._missing)
         except DependencyDown as error:
             self.outage = error
             return RelayStep()
@@ -106,15 +106,15 @@ class Dispatch:
         self._sent, self._rows = rows, rows + rest
         if rows:
             quick = self._sink.keeps_deadlines and self._publisher.was_quick
-            self._publisher.send(part.only(rows).messages, here=quick)
+            self._publisher.send(StagedRows(rows), here=quick)
         else:
             self._reach(rest)
         return RelayStep(parked=parked)
 
-    def _without_missing(self, rows: list[Row]) -> list[Row]:
+    def _without_missing(self, rows: list[Cells]) -> list[Cells]:
         """Return *rows* without those that are left in the table, for their topic is missing."""
         held = self._missing.held
-        return [row for row in rows if row.topic not in held] if held else rows
+        return [row for row in rows if row[2] not in held] if held else rows
 
     def _settle(self) -> RelayStep:
         rows = self._sent
@@ -139,7 +139,7 @@ class Dispatch:
             self._reach(rest)
         else:
             settled = {*outcome.done, *(row.seq for row, _ in outcome.refused)}
-            self._rows = [row for row in rows if row.seq not in settled] + rest
+            self._rows = [row for row in rows if row[0] not in settled] + rest
             self._hit(outcome.outage)
         return RelayStep(published=len(outcome.done), parked=parked)
 
@@ -154,7 +154,7 @@ class Dispatch:
         self.outage = outage
         self._cleaner.narrow()
 
-    def _reach(self, rest: list[Row]) -> None:
+    def _reach(self, rest: list[Cells]) -> None:
         """Note that of the batch only *rest* is left."""
         self._rows = rest
         if self._batch is not None and self._batch.upto:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.relay.publishing import Batch
-from holdfast.outbox.rows import staged
 from holdfast.outbox.schema import outbox
 from holdfast.outbox.wal.pgoutput import (
     BEGIN,
@@ -34,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.clock import Clock
-    from holdfast.outbox.rows import Row
+    from holdfast.outbox.rows import Cells
     from holdfast.outbox.wal.catchup import Snapshot
     from holdfast.outbox.wal.protocol import ReplicationStream, Waker
-    from holdfast.stored_message import StoredMessage
 
 
 _CONFIRM_SECONDS, _CONFIRM_ROWS = 0.1, 1000
@@ -193,12 +190,10 @@ class Covered:
 
 
 @dataclass(slots=True)
-class StreamBatch(Batch):
-    """Rows to publish together, and how far the stream is published once they are.
+class StreamBatch:
+    """Rows to publish together, and how far the stream is published once they are."""
 
-    Their messages are made while the batch before is being published.
-    """
-
+    rows: list[Cells]
     upto: int = 0
     """Rows received before and with this batch, counted from the start of the stream."""
     xids: list[int] = field(default_factory=list)
@@ -219,9 +214,8 @@ class StreamIntake:
         self._most = most
         self._covered = covered
         self._schema = None if covered is None else covered.schema
-        self._readers: dict[bytes, Callable[[bytes], Row] | None] = {}
-        self._rows: list[Row] = []
-        self._ready: list[StoredMessage] = []
+        self._readers: dict[bytes, Callable[[bytes], Cells] | None] = {}
+        self._rows: list[Cells] = []
         self._bytes = 0
         self._xids: list[int] = []
         self._xid: int | None = None
@@ -275,9 +269,8 @@ class StreamIntake:
                 "now on write events with Outbox"
             )
 
-    def _add(self, row: Row, size: int) -> None:
+    def _add(self, row: Cells, size: int) -> None:
         self._rows.append(row)
-        self._ready.append(staged(row))
         self._bytes += size
         self.marks.count += 1
         self.full = len(self._rows) >= self._most or self._bytes >= MOST_BYTES
@@ -289,7 +282,7 @@ class StreamIntake:
 
     def take(self) -> StreamBatch:
         """Return everything that waits; the caller finishes it before taking more."""
-        batch = StreamBatch(self._rows, self._ready, self.marks.count, self._xids)
-        self._rows, self._ready, self._bytes, self.full = [], [], 0, False
+        batch = StreamBatch(self._rows, self.marks.count, self._xids)
+        self._rows, self._bytes, self.full = [], 0, False
         self._xids = [] if self._xid is None else [self._xid]
         return batch

@@ -1,18 +1,21 @@
 """Fingerprints of many dead letters at once, as Arrow batches, by the rules of `dlq/capture/`.
 
 No rule is written a second time here: engines that translate expressions disagree about what
-a digit is. Instead a batch is brought down to what is different in it. Frames are not even
-decoded when the same bytes were seen before, and texts that differ in digits alone are
-parameterised once. Memory is bounded: a cache that is full is emptied.
+a digit is. Instead a batch is brought down to what is different in it. An envelope is not decoded
+when all of its failure but the root's text was seen before, and texts that differ in digits or
+tokens alone are parameterised once. Memory is bounded: a cache that is full is emptied.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.db.text import cut
 from holdfast.dlq.capture import fingerprint as rules
@@ -49,10 +52,19 @@ _TOLD = tuple(name for name in NEEDED if name in ABOUT.names)
 _MOST_KNOWN = 50_000
 _MOST_TITLE, _MOST_CALLS = 300, 1_000
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"1111111111")
-_UUID = re.compile(
-    rb"(?<![^ \t\"'])[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
-)
+_HEX = rb"[0-9a-fA-F]"
+_UUID = re.compile(rb"[ \t\"'/(=\[]" + _HEX + rb"{8}-" + (_HEX + rb"{4}-") * 3 + _HEX + rb"{12}")
 _ANY_UUID = b"11111111-1111-1111-1111-111111111111"
+_LONGEST_WITH_UUID = 300
+_TOKEN = re.compile(rb" " + _HEX + rb"{16,64}(?=[ ,;]|\Z)")
+_ANY_TOKEN = b" 11111111"
+_EMAIL = re.compile(rb" [A-Za-z0-9._-]{1,64}(?=@[A-Za-z0-9-]{1,63}\.[A-Za-z0-9-])")
+_ANY_EMAIL = b" a"
+_FAILURE, _TEXT, _BEHIND = '"failure":{', '"text":"', ',"governance":'
+_TRACE = ',"trace":"'
+_REST_OF_STRING = re.compile(r'(?:[^"\\]|\\.)*')
+_OTHER_TEXT, _ANY_TEXT = re.compile(r'"text":"(?:[^"\\]|\\.)*"'), '"text":""'
+"""Only the text of the root has a say."""
 
 
 class _Raised(msgspec.Struct, frozen=True, gc=False):
@@ -74,21 +86,45 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 _envelope = msgspec.json.Decoder(_Envelope).decode
 _frames = msgspec.json.Decoder(tuple[Frame, ...]).decode
+_string = msgspec.json.Decoder(str).decode
 _NOTHING = _Raised("unknown", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """A failure but for the text of its root; *stack* if that text has no say."""
+
+    failure: _Failure
+    stack: Fingerprint | None
 
 
 def likeness(text: str) -> bytes:
     """Return what *text* has in common with others that are parameterised exactly as it is.
 
-    The rules look at digits by class alone, except in `0x`, and at a UUID behind a space or a
-    quote as a whole. Length is kept, for the rules count characters.
+    The rules look at digits by class alone, except in `0x`.
     """
     found = text[: rules.MOST_TEXT].encode("utf-8", "surrogatepass")
-    if b"0x" in found:
-        return found
-    if found.count(b"-") >= 4:
-        found = _UUID.sub(_ANY_UUID, found)
-    return found.translate(_ANY_DIGIT)
+    return found if b"0x" in found else found.translate(_ANY_DIGIT)
+
+
+def family(alike: bytes) -> bytes:
+    """Return what texts that are *alike* have in common with others that differ in tokens.
+
+    Behind a sign where no mask but a URL can be under way, a UUID is one whatever its digits are;
+    its length is kept, for a URL ends by it. Between spaces nothing is under way: there the
+    digits of a long hexadecimal number and the name in an email address have no say.
+    """
+    if b"0x" in alike:
+        return alike
+    if alike.count(b"-") >= 4 and len(alike) < _LONGEST_WITH_UUID:
+        found = _UUID.search(alike)
+        while found is not None:
+            start, end = found.start() + 1, found.end()
+            alike = b"%b%b%b" % (alike[:start], _ANY_UUID, alike[end:])
+            found = _UUID.search(alike, end)
+    if b"@" in alike:
+        alike = _EMAIL.sub(_ANY_EMAIL, alike)
+    return _TOKEN.sub(_ANY_TOKEN, alike)
 
 
 class Fingerprinter:
@@ -98,7 +134,8 @@ class Fingerprinter:
         self._stacks: dict[Any, Fingerprint | None] = {}
         self._texts: dict[Any, Fingerprint] = {}
         self._masked: dict[bytes, str] = {}
-        self._groups: dict[tuple[str, str, str, str], str] = {}
+        self._outlines: dict[tuple[str, str], _Outline | None] = {}
+        self._groups: dict[tuple[str, ...], str] = {}
 
     def fingerprint(self, failure: _Failure) -> Fingerprint:
         """Return the fingerprint of *failure*, as `dlq/store/rows.py` would."""
@@ -117,15 +154,20 @@ class Fingerprinter:
             whole = rules.fingerprint([_error(one) for one in chain], also=_types(failure.also))
             found = whole if whole.by == "stack" else None
             _keep(self._stacks, key, found)
-        if found is not None:
-            return found
-        root = chain[0] if chain else _NOTHING
-        by_text = (_types(chain), _types(failure.also), self.parameterised(root.text))
-        known = self._texts.get(by_text)
+        return found if found is not None else self.by_text(failure, None)
+
+    def by_text(self, failure: _Failure, text: str | None) -> Fingerprint:
+        """Return the fingerprint of *failure* by its texts, with *text* as that of the root."""
+        chain = failure.chain[: rules.MOST_RAISED]
+        if text is None:
+            text = chain[0].text if chain else ""
+        key = (_types(chain), _types(failure.also), self.parameterised(text))
+        known = self._texts.get(key)
         if known is None:
-            errors = [rules.Error(one.type, one.text) for one in chain]
+            texts = [text, *(one.text for one in chain[1:])]
+            errors = [rules.Error(one.type, said) for one, said in zip(chain, texts, strict=False)]
             known = rules.fingerprint(errors, also=_types(failure.also))
-            _keep(self._texts, by_text, known)
+            _keep(self._texts, key, known)
         return known
 
     def parameterised(self, text: str) -> str:
@@ -133,9 +175,35 @@ class Fingerprinter:
         key = likeness(text)
         known = self._masked.get(key)
         if known is None:
-            known = rules.parameterised(text)
-            _keep(self._masked, key, known)
+            alike = family(key)  # a token comes once: only what is left without it comes again
+            known = self._masked.get(alike)
+            if known is None:
+                known = rules.parameterised(text)
+                _keep(self._masked, alike, known)
         return known
+
+    def outlined(self, head: str, tail: str) -> _Outline | None:
+        """Return the failure of all envelopes that have *head* and *tail* about a root's text.
+
+        None unless what stands between them is that text, and only that. If so for two texts, so
+        for any: what is a string in JSON stays one, whatever is in it.
+        """
+        if _TRACE in tail:  # long, and another one each time
+            return None
+        try:
+            return self._outlines[head, tail]
+        except KeyError:
+            pass
+        one, other = (_decoded(f"{{{head}{_TEXT}{text}{tail}}}") for text in ("a", "b"))
+        found = None
+        if one is not None and other is not None and one.chain and other.chain and (
+            one.explicit is None and one.known is None
+            and (one.chain[0].text, other.chain[0].text) == ("a", "b")
+        ):  # fmt: skip
+            whole = self.fingerprint(one)
+            found = _Outline(one, whole if whole.by == "stack" else None)
+        _keep(self._outlines, (head, tail), found)
+        return found
 
     def batch(self, batch: pa.RecordBatch, keep: Iterable[str]) -> pa.RecordBatch:
         """Return the columns *keep* of *batch* with `group_id` and, once per group, `about`.
@@ -143,37 +211,180 @@ class Fingerprinter:
         *batch* has the fields of `NEEDED`. `about` is there for the letter of the batch with the
         smallest id of its group, so that the minimum over all batches is that of all letters.
         """
-        ids, topics, consumers, handlers, envelopes = (
-            batch.column(name).to_pylist()
-            for name in ("dlq_id", "topic", "consumer_group", "handler", "envelope")
-        )
-        names: list[str] = []
-        best: dict[str, tuple[str, int, Fingerprint, _Raised]] = {}
-        for row, envelope in enumerate(envelopes):
-            failure = _decoded(envelope) or _bare(batch, row)
-            found = self.fingerprint(failure)
-            key = (found.value, consumers[row], topics[row], handlers[row])
-            name = self._groups.get(key)
-            if name is None:
-                name = rules.group_id(key[0], *(part or "" for part in key[1:]))
-                _keep(self._groups, key, name)
-            names.append(name)
-            sample = ids[row] or ""
-            known = best.get(name)
-            if known is None or sample < known[0]:
-                root = failure.chain[0] if failure.chain else _NOTHING
-                best[name] = (sample, row, found, root)
-        about: list[dict[str, str | None] | None] = [None] * len(names)
-        for sample, row, found, root in best.values():
-            title = f"{root.type}: {self.parameterised(root.text)}"
-            facts = {name: batch.column(name)[row].as_py() or "" for name in _TOLD}
-            facts |= {"sample": sample, "fingerprint": found.value, "by": found.by,
-                      "title": cut(title, _MOST_TITLE), "calls": _calls(found)}  # fmt: skip
-            about[row] = {name: facts[name] for name in ABOUT.names}
-        kept = {name: batch.column(name) for name in keep}
-        return pa.RecordBatch.from_pydict(
-            {**kept, "group_id": pa.array(names, pa.string()), "about": pa.array(about, ABOUT)}
-        )
+        numbers, groups = _Rows(self, batch).numbered()
+        names = pa.array([name for name, _ in groups], pa.string())
+        known: list[dict[str, str]] = []
+        places = np.full(batch.num_rows, -1, np.int32)
+        for row in _first_of_each(numbers, batch.column("dlq_id")):
+            places[row] = len(known)
+            known.append(self._about(batch, row, groups[numbers[row]][1]))
+        kept = {name: _plain(batch.column(name)) for name in keep}
+        return pa.RecordBatch.from_pydict({
+            **kept,
+            "group_id": names.take(pa.array(numbers)),
+            "about": pa.array(known, ABOUT).take(pa.array(places, mask=places < 0)),
+        })  # fmt: skip
+
+    def _about(self, batch: pa.RecordBatch, row: int, found: Fingerprint) -> dict[str, str]:
+        failure = _decoded(batch.column("envelope")[row].as_py()) or _bare(batch, row)
+        root = failure.chain[0] if failure.chain else _NOTHING
+        title = f"{root.type}: {self.parameterised(root.text)}"
+        facts = {name: batch.column(name)[row].as_py() or "" for name in _TOLD}
+        facts |= {"sample": batch.column("dlq_id")[row].as_py() or "",
+                  "fingerprint": found.value, "by": found.by,
+                  "title": cut(title, _MOST_TITLE), "calls": _calls(found)}  # fmt: skip
+        return {name: facts[name] for name in ABOUT.names}
+
+    def named(self, found: Fingerprint, where: tuple[str, ...]) -> str:
+        """Return the id of the group of *found* at *where*: consumer, topic and handler."""
+        key = (found.value, *where)
+        name = self._groups.get(key)
+        if name is None:
+            name = rules.group_id(*key)
+            _keep(self._groups, key, name)
+        return name
+
+
+class _Rows:
+    """The rows of a batch, each with the number of its group in the batch."""
+
+    def __init__(self, own: Fingerprinter, batch: pa.RecordBatch) -> None:
+        self._own = own
+        self._batch = batch
+        self._places = _Places(batch)
+        self._groups: list[tuple[str, Fingerprint]] = []
+        self._numbers: dict[str, int] = {}
+
+    def numbered(self) -> tuple[list[int], list[tuple[str, Fingerprint]]]:
+        """Return the number of each row's group, and the groups with their fingerprints."""
+        numbers: list[int] = []
+        by_stack: dict[tuple[str, str, int], int] = {}
+        by_text: dict[tuple[str, str, int], _Outline] = {}
+        texts: dict[tuple[int, int, str], int] = {}
+        parameterised = self._own.parameterised
+        envelopes = self._batch.column("envelope").to_pylist()
+        for row, (envelope, where) in enumerate(zip(envelopes, self._places.of, strict=True)):
+            if envelope is None:
+                numbers.append(self._alone(row, None, where))
+                continue
+            start = envelope.find(_FAILURE)
+            opened = envelope.find(_TEXT, start) if start >= 0 else -1
+            first = opened + len(_TEXT)
+            end = envelope.find('"', first) if opened >= 0 else -1
+            if end >= 0 and envelope[end - 1] == "\\":
+                end = _end_of_string(envelope, first)
+            behind = envelope.find(_BEHIND, end) if end >= 0 else -1
+            if behind < 0:
+                numbers.append(self._alone(row, envelope, where))
+                continue
+            trace = envelope.find(_TRACE, end, behind)
+            tail = envelope[end:behind] if trace < 0 else _untraced(envelope[end:behind])
+            if _TEXT in tail:
+                tail = _OTHER_TEXT.sub(_ANY_TEXT, tail)
+            key = (envelope[start:opened], tail, where)
+            number = by_stack.get(key)
+            if number is not None:
+                numbers.append(number)
+                continue
+            outline = by_text.get(key)
+            if outline is None:
+                found = self._own.outlined(key[0], tail)
+                if found is None:
+                    numbers.append(self._alone(row, envelope, where))
+                    continue
+                if found.stack is not None:
+                    number = by_stack[key] = self._number(found.stack, where)
+                    numbers.append(number)
+                    continue
+                outline = by_text[key] = found
+            text = _unescaped(envelope[first:end])
+            if text is None:
+                numbers.append(self._alone(row, envelope, where))
+                continue
+            said = (id(outline), where, parameterised(text))
+            number = texts.get(said)
+            if number is None:
+                number = texts[said] = self._number(self._own.by_text(outline.failure, text), where)
+            numbers.append(number)
+        return numbers, self._groups
+
+    def _alone(self, row: int, envelope: str | None, where: int) -> int:
+        """Return the group of one row, by all of its envelope."""
+        failure = _decoded(envelope) or _bare(self._batch, row)
+        return self._number(self._own.fingerprint(failure), where)
+
+    def _number(self, found: Fingerprint, where: int) -> int:
+        name = self._own.named(found, self._places.name(where))
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._groups)
+            self._groups.append((name, found))
+        return number
+
+
+class _Places:
+    """Where the letters of a batch failed: consumer, topic and handler as one number."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._words: list[list[str | None]] = []
+        numbers = np.zeros(batch.num_rows, np.int64)
+        for name in ("consumer_group", "topic", "handler"):
+            column = batch.column(name)
+            if not pa.types.is_dictionary(column.type):
+                column = column.dictionary_encode()
+            words = [*column.dictionary.to_pylist(), None]
+            own = pc.fill_null(column.indices, len(words) - 1).to_numpy(zero_copy_only=False)
+            numbers = numbers * len(words) + own
+            self._words.append(words)
+        self.of: list[int] = numbers.tolist()
+
+    def name(self, number: int) -> tuple[str, ...]:
+        """Return the words of a place."""
+        found: list[str] = []
+        for words in reversed(self._words):
+            number, own = divmod(number, len(words))
+            found.append(words[own] or "")
+        return tuple(reversed(found))
+
+
+def _first_of_each(numbers: list[int], ids: pa.Array) -> list[int]:
+    """Return, of each number, the row with the smallest id, the first one if several have it."""
+    filled = pc.fill_null(ids, "")
+    rows = pa.table({"number": pa.array(numbers, pa.int64()), "id": filled})
+    smallest = rows.group_by("number").aggregate([("id", "min")]).sort_by("number")
+    least = smallest.column("id_min").combine_chunks().take(rows.column("number").combine_chunks())
+    (found,) = np.nonzero(pc.equal(filled, least).to_numpy(zero_copy_only=False))
+    first: dict[int, int] = {}
+    for row in found.tolist():
+        first.setdefault(numbers[row], row)
+    return list(first.values())
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _untraced(tail: str) -> str:
+    """Return *tail* without the trace at its end, which has no say; all of it if in doubt."""
+    before, _, said = tail.partition(_TRACE)
+    body = said[:-2]
+    is_string = body.count('"') == body.count('\\"') and '\\\\"' not in body
+    return before + "}" if is_string and said.endswith('"}') else tail
+
+
+def _end_of_string(envelope: str, first: int) -> int:
+    found = _REST_OF_STRING.match(envelope, first)
+    return found.end() if found is not None else first
+
+
+def _unescaped(text: str) -> str | None:
+    """Return what stands in JSON as *text*; None if that is no string."""
+    if "\\" not in text:
+        return text
+    try:
+        return _string(f'"{text}"')
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
 
 
 def fingerprinted(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from holdfast.spark_jobs.sources import SourceSpec
 
 BATCH = 20_000
+_REPEATED = ("topic", "consumer_group", "handler", "stage", "error_class", "error_type")
+"""Columns of few words: they stay encoded from the file to whoever reads a batch."""
 _MICROS = 1_000_000
 _DERIVED = ("failed_at", "clock_outlier")
 _FROM = ("last_failed_at", "stored_at")
@@ -74,7 +76,8 @@ def files(place: str) -> list[Path]:
 def batches(spec: SourceSpec, fields: Sequence[str], scope: Scope) -> Iterator[pa.RecordBatch]:
     """Yield batches of *fields* of the records of *spec* in *scope*; `at` is the failure's moment.
 
-    `at` is in seconds since 1970, null where no clock can be believed.
+    `at` is in seconds since 1970, null where no clock can be believed. Columns of few words may
+    be dictionaries.
     """
     wanted = list(dict.fromkeys([*fields, *_DERIVED, *scope.equal]))
     source = _stored(spec, wanted) if spec.kind == "store" else _filed(spec, wanted)
@@ -95,7 +98,8 @@ def _filed(spec: SourceSpec, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
                 f"{path} holds no dead letters: it has no field {', '.join(lacking)} (its fields: "
                 f"{names}); write records with holdfast spark archive, or holdfast dlq export"
             )
-        needed = [_column(name, exported) for name in dict.fromkeys([*wanted, *_FROM])]
+        told = () if _tells_when(columns, exported=exported) else _FROM
+        needed = [_column(name, exported) for name in dict.fromkeys([*wanted, *told])]
         try:
             for batch in opened.iter_batches(
                 BATCH, columns=[name for name in needed if name in columns]
@@ -107,7 +111,11 @@ def _filed(spec: SourceSpec, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False)
+        known = pq.read_metadata(path)
+        columns = known.schema.to_arrow_schema()
+        few = [name for name in _REPEATED
+               if name in columns.names and columns.field(name).type == pa.string()]  # fmt: skip
+        return pq.ParquetFile(path, metadata=known, pre_buffer=False, read_dictionary=few)
     except (pa.ArrowException, OSError) as error:
         raise _broken(path, error) from error
 
@@ -171,7 +179,8 @@ def _upgraded(
 ) -> pa.RecordBatch:
     """Return the fields *wanted* of *batch*, in their types; what it does not have is null."""
     found: dict[str, pa.Array] = {}
-    for name in dict.fromkeys([*wanted, *_FROM]):
+    dated = _tells_when(batch.schema.names, exported=exported)
+    for name in dict.fromkeys([*wanted, *(() if dated else _FROM)]):
         kind = records.arrow_schema([name])[0].type
         column = _column(name, exported)
         if column not in batch.schema.names:
@@ -182,17 +191,28 @@ def _upgraded(
             micros = pc.round(pc.multiply(values.cast(pa.float64()), float(_MICROS)))
             values = micros.cast(pa.int64(), safe=False).cast(kind)
         try:
-            found[name] = values if values.type == kind else values.cast(kind)
+            found[name] = values if _is(values.type, kind) else values.cast(kind)
         except pa.ArrowException as error:
             raise ConfigurationError(
                 f"{of}: the field {column} is {values.type}, which is no {kind}"
             ) from error
-    if not exported and "failed_at" in batch.schema.names:
+    if dated:
         return pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
     found["failed_at"], found["clock_outlier"] = _failed(
         found["last_failed_at"], found["stored_at"]
     )
     return pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
+
+
+def _tells_when(columns: Sequence[str], *, exported: bool) -> bool:
+    """Whether records say themselves when they failed."""
+    return not exported and "failed_at" in columns
+
+
+def _is(found: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether *found* is *kind*, or a dictionary of it."""
+    own = found.value_type if pa.types.is_dictionary(found) else found
+    return bool(own == kind)
 
 
 def _failed(last: pa.Array, stored: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from holdfast.ports import Settle
 from holdfast.testing.conformance.counting import expected_count
-from holdfast.testing.conformance.dying import die_in_action, victim
 from holdfast.testing.conformance.hooks import waits_for_expiry
-from holdfast.testing.member import Life, Moment
+from holdfast.testing.faults import Crash
+from holdfast.testing.member import Life, Log, Moment, live
 
 if TYPE_CHECKING:
+    from holdfast.testing.conformance.recording import RecordedMember
     from holdfast.testing.conformance.stage import ConformanceStage
 
 
@@ -39,7 +45,7 @@ class CrashingPromises:
         """The flushed accept of a later message never covers an earlier one."""
         topic = stage.topic(partitions=1)
         stage.publish(topic, b"a", b"b", b"c")
-        log = die_in_action(stage, topic, Life(moment="accepted", nth=3, unaccepted=frozenset({1})))
+        log = _run_to_death(stage, topic, Life(moment="accepted", nth=3, unaccepted=frozenset({1})))
         unfinished, *later = log.bodies("handled")
         assert log.bodies("accepted") == later
         survivor = stage.member(topic)
@@ -55,7 +61,7 @@ class CrashingPromises:
     def test_a_living_member_takes_over_from_a_killed_one(self, stage: ConformanceStage) -> None:
         """The survivor gets the lanes and the messages of the one that died."""
         topic = stage.topic()
-        survivor, dying = stage.member(topic), victim(stage, topic)
+        survivor, dying = stage.member(topic), _victim(stage, topic)
         bodies = {b"%d" % n for n in range(24)}
 
         def have_joined() -> bool:
@@ -89,7 +95,7 @@ def _check_death_at(moment: Moment, stage: ConformanceStage) -> None:
     topic = stage.topic(partitions=1)
     bodies = {b"%d" % n for n in range(6)}
     stage.publish(topic, *sorted(bodies))
-    log = die_in_action(stage, topic, Life(moment=moment, nth=3))
+    log = _run_to_death(stage, topic, Life(moment=moment, nth=3))
     assert len(log.bodies(moment)) == 3
     accepted = set(log.bodies("accepted"))
     survivor = stage.member(topic)
@@ -100,3 +106,111 @@ def _check_death_at(moment: Moment, stage: ConformanceStage) -> None:
         assert held.count == expected_count(stage.caps, failures=1, deliveries=2)
     survivor.accept(*again)
     assert stage.leftovers(topic) == []
+
+
+class _Victim(Protocol):
+    """A member that will be killed."""
+
+    def poll(self) -> object:
+        """Let it work, if it does not do so by itself."""
+        ...
+
+    def has_joined(self) -> bool:
+        """Whether it has lanes."""
+        ...
+
+    def held(self) -> list[bytes]:
+        """Return the bodies that it was handed."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it."""
+        ...
+
+
+def _run_to_death(stage: ConformanceStage, topic: str, life: Life) -> Log:
+    """Run a member to its end as *life* has it, and return what it noted."""
+    log = Log(stage.folder / f"{topic}.log")
+    if stage.url is None:
+        _die_here(stage, topic, life, log)
+    else:
+        child = _start(stage, topic, life)
+        try:
+            _, errors = child.communicate(timeout=3 * stage.hooks.settle_in)
+        finally:
+            child.kill()
+        assert child.returncode == -signal.SIGKILL, errors.decode()
+    return log
+
+
+def _victim(stage: ConformanceStage, topic: str) -> _Victim:
+    """Return a member that holds what it gets until it is killed."""
+    if stage.url is None:
+        return _Abandoned(stage, stage.member(topic))
+    return _Killed(stage, topic)
+
+
+def _die_here(stage: ConformanceStage, topic: str, life: Life, log: Log) -> None:
+    member = stage.member(topic)
+
+    def die() -> NoReturn:
+        stage.abandon(member)
+        raise Crash("the member is abandoned")
+
+    with suppress(Crash):
+        live(member.source, life, log.note, die)
+
+
+def _start(stage: ConformanceStage, topic: str, life: Life) -> subprocess.Popen[bytes]:
+    assert stage.url is not None
+    options = ["--settings", json.dumps(dict(stage.hooks.source_settings))]
+    if life.moment is not None:
+        options += ["--moment", life.moment, "--nth", str(life.nth)]
+        options += ["--unaccepted", *map(str, sorted(life.unaccepted))]
+    command = [sys.executable, "-m", "holdfast.testing.member", stage.url, topic, stage.group]
+    return subprocess.Popen(  # noqa: S603 - our own program
+        [*command, str(stage.folder / f"{topic}.log"), *options], stderr=subprocess.PIPE
+    )
+
+
+class _Killed:
+    """A process of its own, which polls by itself."""
+
+    def __init__(self, stage: ConformanceStage, topic: str) -> None:
+        self._child = _start(stage, topic, Life())
+        self._log = Log(stage.folder / f"{topic}.log")
+
+    def poll(self) -> None:
+        if self._child.poll() is not None:
+            _, errors = self._child.communicate()
+            raise AssertionError(f"the member ended by itself: {errors.decode()}")
+
+    def has_joined(self) -> bool:
+        return bool(self._log.bodies("joined"))
+
+    def held(self) -> list[bytes]:
+        return self._log.bodies("received")
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+class _Abandoned:
+    """A member of this process, which is abandoned."""
+
+    def __init__(self, stage: ConformanceStage, member: RecordedMember) -> None:
+        self._stage = stage
+        self._member = member
+
+    def poll(self) -> None:
+        self._member.poll()
+
+    def has_joined(self) -> bool:
+        return bool(self._member.source.assignment())
+
+    def held(self) -> list[bytes]:
+        return [body for body in self._member.bodies if body is not None]
+
+    def kill(self) -> None:
+        self._stage.abandon(self._member)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from holdfast.db.audit import entries, verify
 from holdfast.sagas import Saga
-from holdfast.sagas.metrics import SagaCollector
+from holdfast.sagas.monitoring import SagaCollector
 from tests.orchestrating import OrderState, Shop, order_saga
 from tests.shell import shell
 

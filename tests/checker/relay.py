@@ -23,7 +23,7 @@ from holdfast.brokers import connect
 from holdfast.concurrency import signals_heard
 from holdfast.db.engine import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, RelayStep, ShardSinks
-from holdfast.outbox.rows import shard_of
+from holdfast.outbox.rows import as_row, shard_of
 from tests.checker.handover import (
     HEIR,
     UNGUARDED,
@@ -47,7 +47,7 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
     def naive() -> Any:
         rows = read()
         if rows:
-            memory.write_text(str(rows[-1].seq))
+            memory.write_text(str(as_row(rows[-1]).seq))
         return rows
 
     moving.begin, moving.read = resume, naive
@@ -56,7 +56,7 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
 def skip_a_shard(engine: Any) -> None:
     """Never see the rows of the first key's shard: nothing is lost, and nothing moves."""
     read, skipped = engine._scan.read, shard_of(TOPIC, KEYS[0], "")
-    engine._scan.read = lambda: [row for row in read() if row.shard != skipped]
+    engine._scan.read = lambda: [row for row in read() if as_row(row).shard != skipped]
 
 
 class Doomed:
@@ -82,7 +82,7 @@ def delete_ahead(engine: Any) -> None:
     start = engine._dispatch.start
 
     def started(batch: Any) -> RelayStep:
-        engine._cleaner.add([row.seq for row in batch.rows], batch.xids)
+        engine._cleaner.add([as_row(row).seq for row in batch.rows], batch.xids)
         engine._cleaner.flush(1.0)
         return start(batch)
 

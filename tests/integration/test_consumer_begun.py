@@ -124,3 +124,28 @@ def test_an_owner_gives_a_sign_of_life_before_it_begins(bench: Bench) -> None:
     """Without one its marks would be taken for those of the dead."""
     poll = Poll(bench)
     assert not poll.store.begun(poll.works, [], "unheard of")
+
+
+@pytest.mark.parametrize("fact", KNOWN)
+def test_what_comes_up_after_a_quiet_look_is_seen_by_the_next(
+    bench: Bench, fact: Callable[[Poll], Any]
+) -> None:
+    """That nothing waited is not remembered: another process may change it at any time."""
+    poll = Poll(bench)
+    assert poll.store.begun(poll.works[:1], [], ME)
+    poll.store.ledger.finished(poll.consumer, poll.ids, ME)
+    fact(poll)
+    assert not poll.store.begun(poll.works, [], ME)
+    assert poll.marks() == []
+
+
+def test_a_poll_while_others_wait_is_looked_up_by_its_own_ids_and_keys(bench: Bench) -> None:
+    """The small question says only that something waits; the whole one, that it is none of it."""
+    poll, said = Poll(bench), []
+    DeadLetterStore(poll.engine).put(letter(9, key="k9", group="g"))
+    event.listen(bench.engine, "before_cursor_execute", lambda *args: said.append(args[2]))
+    assert poll.store.begun(poll.works, [], ME)
+    assert [("key_hash = " in statement) for statement in said] == [False, True]
+    assert poll.store.begun(poll.works, [], ME)
+    assert len(said) == 3  # the small one is not asked again at once
+    assert poll.marks() == sorted(poll.ids)

@@ -40,6 +40,13 @@ ODD = [
     PLAIN.with_(id="nul\0", type='a "quoted", \\ type\0', source="snow ☃", topic="t" * 300),
     PLAIN.with_(id="evt-6", key=b"\xff\xfe", correlation_id="line\nend"),
     PLAIN.with_(id="evt-7", type="lone \ud800", time=WHEN.replace(microsecond=1)),
+    PLAIN.with_(id="evt-8", key=b""),
+]
+PARTING = [
+    [PLAIN.with_(key=b"")],
+    [PLAIN.with_(key=b"a\x1fb"), PLAIN.with_(id="evt-2", key=b"c")],
+    [PLAIN.with_(key=b"\x1e"), PLAIN.with_(id="evt-2", key=None)],
+    [PLAIN.with_(source="a\x1fb"), PLAIN.with_(id="evt-2", source="\x1e")],
 ]
 
 
@@ -82,6 +89,24 @@ def test_a_batch_is_written_as_its_messages_one_by_one(
     assert [one.event_id for one in singly[:3]] == ["evt-1", "evt-2", "evt-3"]
     assert [one.correlation_id for one in singly[:3]] == ["evt-1", "c", "evt-3"]
     assert {one.service for one in singly} == {"shop"}
+
+
+@pytest.mark.parametrize("messages", PARTING)
+def test_texts_with_the_characters_that_part_texts_are_written_whole(
+    engine: Engine, messages: list[Message]
+) -> None:
+    """By themselves, among others, and with the events that are staged."""
+    create_outbox(engine)
+    told = [(one.id, one.key_text, one.source) for one in messages]
+    with engine.begin() as db:
+        Lineage("shop").handled(db, messages)
+    assert [(one.event_id, one.key, one.source) for one in records(engine)] == told
+    staged = [one.with_(id=new_id()) for one in messages]
+    with engine.begin() as db:
+        Outbox(source="shop", lineage=Lineage("shop")).stage(db, staged)
+    assert [(one.key, one.source) for one in records(engine)] == [one[1:] for one in told]
+    with engine.begin() as db:
+        assert db.execute(delete(outbox)).rowcount == len(messages)
 
 
 @pytest.mark.parametrize("at_once", [2, 5000])

@@ -434,7 +434,7 @@ def test_a_lane_sends_at_its_part_of_the_rate_of_the_plan(small: Shop, others: i
 def test_a_broker_that_stays_away_leaves_a_plan_that_goes_on(small: Shop) -> None:
     """The lane gives up when the plan's patience is over, and says so; nothing is lost."""
     small.fail(30)
-    policy = StopPolicy(canary=0, ramp=(), patience=0.5)
+    policy = StopPolicy(canary=0, ramp=(), patience=3.0)
     plan = frozen(small, ReplayOptions(policy=policy))
     away = Threads(small, lambda broker, _: Cut(broker, stored=False, error=BrokerDown("away")))
     with pytest.raises(LanesUnfinished, match=r"away.*holdfast spark replay"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +31,7 @@ from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
 from holdfast.dlq.replay.survey import surveyed
 from holdfast.dlq.store.schema import audit
+from holdfast.ids import new_id
 from holdfast.testing import VirtualClock, wait_until
 from tests.dead_letters import count
 from tests.integration.test_replay import ADA, BOB, FAST, Broken, Shop
@@ -39,6 +44,27 @@ if TYPE_CHECKING:
     from holdfast.dlq.replay.plan import PlanCounts, ReplayPlan
 
 AT_ONCE = ReplayOptions(policy=StopPolicy(canary=0, ramp=()))
+
+
+_BATCH = 20
+_SENDER = f"""
+import os, signal, sys
+from holdfast.brokers import connect
+from holdfast.brokers.embedded.sink import EmbeddedSink
+from holdfast.db.engine import open_database
+from holdfast.dlq.replay import Sender
+from holdfast.dlq.replay.sender import Pace
+publish, batches = EmbeddedSink.publish, iter(range(1, 100))
+def publish_and_die(sink, messages):
+    results = publish(sink, messages)
+    if next(batches) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return results
+EmbeddedSink.publish = publish_and_die
+database, broker, plan = sys.argv[1:]
+pace = Pace(batch={_BATCH}, lease_seconds=1.0)
+Sender(open_database(database), connect(broker), pace=pace).run(plan)
+"""
 
 
 @pytest.fixture
@@ -180,3 +206,34 @@ def test_nobody_approves_from_the_account_that_made_the_plan(shop: Shop) -> None
         chosen = select(audit.c.detail).where(audit.c.action == "replay.approve")
         details = db.execute(chosen.order_by(audit.c.seq)).scalars().all()
     assert ['"shared_account":true' in text for text in details] == [False, True]
+
+
+@pytest.mark.programs
+def test_a_killed_sender_repeats_two_batches_at_most_and_leaves_none_out(shop: Shop) -> None:
+    """It dies when the broker has taken a batch and nothing is marked of it; the next goes on."""
+    shop.fail(400)
+    plan = shop.freeze(AT_ONCE)
+    command = [sys.executable, "-P", "-c", _SENDER,
+               shop.engine.url.render_as_string(), shop.url, plan.id]  # fmt: skip
+    assert subprocess.run(command, timeout=300, check=False).returncode == -signal.SIGKILL
+    killed = shop.plans.find(plan.id)
+    assert 0 < killed.sent < plan.total, "it was killed on its way"
+    taken = _published(shop)
+    assert killed.sent <= len(taken) <= killed.sent + 2 * _BATCH
+    with shop.billing.running("orders.billing.replay"):
+        assert shop.send(plan.id, replace(FAST, batch=_BATCH)).kind is EndingKind.CONFIRMED
+    every = _published(shop)
+    assert len(set(every)) == plan.total
+    assert len(every) <= plan.total + 2 * _BATCH
+    assert sum(map(len, shop.effects().values())) == plan.total
+
+
+def _published(shop: Shop) -> list[str]:
+    """Return the ids of all messages that the replay's topic has."""
+    source = shop.broker.source(["orders.billing.replay"], group=new_id())
+    found: list[str] = []
+    while deliveries := source.poll(500, 0.2):
+        found += [delivery.message.id for delivery in deliveries]
+        source.accept(deliveries)
+    source.close()
+    return found

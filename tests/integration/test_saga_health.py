@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session  # noqa: TC002 - steps are looked at by annot
 from holdfast.brokers import connect
 from holdfast.consumer import Consumer
 from holdfast.sagas import Saga, Sagas
-from holdfast.sagas.health import SagaHealth
+from holdfast.sagas.monitoring import SagaHealth
 from holdfast.sagas.timers import WorkerTerms
 from holdfast.testing import wait_until
 from tests.orchestrating import OrderState, Shop

@@ -231,6 +231,7 @@ def test_a_submitted_replay_is_right_although_a_worker_is_killed(
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(3600)
 def test_a_large_triage_and_a_large_replay_are_right_through_many_kills(
     shipped: Path, store: Engine, kafka: Any, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_large_triage_and_a_large_replay_are_right_through_many_kills(
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(3600)
 def test_many_workers_die_and_a_long_job_ends_right(shipped: Path, tmp_path: Path) -> None:
     """Forty thousand letters; both workers are killed in turn, and new ones come."""
     source = letters(tmp_path / "in", 40_000, files=16)

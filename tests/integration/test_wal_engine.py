@@ -206,6 +206,22 @@ def test_delayed_events_come_when_they_are_due(shop: Shop) -> None:
         wait_until(lambda: sink.bodies == ["now", "later"], what="both are published")
 
 
+def test_a_relay_looks_for_delayed_events_after_its_connections_were_cut(shop: Shop) -> None:
+    """What it keeps open for its looks is replaced, like the stream and all the others."""
+    sink = Recorder()
+    with running(WalEngine(shop.engine, sink, terms=terms())):
+        shop.add(("k", "before"))
+        wait_until(lambda: sink.bodies == ["before"], what="the relay is at work")
+        with Session(shop.engine) as session, session.begin():
+            Outbox().add(session, "later", topic="orders", key="k", delay=2)
+        shop.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        wait_until(lambda: sink.bodies[-1] == "later", what="the delayed event is published")
+    assert set(sink.bodies) == {"before", "later"}
+
+
 def test_a_dropped_slot_is_made_anew_and_the_table_is_read(shop: Shop) -> None:
     """What committed while there was no slot is published, in order, and then the stream."""
     sink = Recorder()

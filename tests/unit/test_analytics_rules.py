@@ -30,7 +30,7 @@ from holdfast.dlq.store.rows import LetterEnvelope, fingerprint_of
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.analytics import fingerprints, series
 from holdfast.spark_jobs.analytics.clusters import Likeness, clusters
-from holdfast.spark_jobs.analytics.fingerprints import NEEDED, Fingerprinter, likeness
+from holdfast.spark_jobs.analytics.fingerprints import NEEDED, Fingerprinter, family, likeness
 from holdfast.spark_jobs.analytics.inputs import read_deploys
 from holdfast.spark_jobs.analytics.payloads import counted_facts, fields_of
 from holdfast.spark_jobs.analytics.results import Deployed, Scope
@@ -42,7 +42,9 @@ WORDS = st.one_of(
                      '"', " ", "://", "http", "/v1/", "12345678-1234-1234-1234-123456789012",
                      "abc12345678-1234-1234-1234-123456789012", "2026-01-02T03:04:05Z",
                      "2026-01-02 ", "10.0.0.1", "ß", "٣", "\t", "T12:30:01", "<", "x@y.de",
-                     "A1B2C3D4-0000-1111-2222-ABCDEFABCDEF"]),
+                     "A1B2C3D4-0000-1111-2222-ABCDEFABCDEF", "(", "=", "[", ", ", ";", "+", "_",
+                     " bd490011b62bf87a68b0fc88a1bda771", " abcdefabcdefabcdef", "a_b-c@m.example",
+                     "https://x/v1/12345678-1234-1234-1234-12345678901f"]),
     st.integers(0, 10**18).map(str),
     st.uuids().map(str),
     st.text(max_size=4),
@@ -150,6 +152,115 @@ def test_what_looks_alike_is_parameterised_alike(text: str) -> None:
     stands_for = likeness(text).decode("utf-8", "surrogatepass")
     assert len(stands_for) == len(text[: rules.MOST_TEXT])
     assert parameterised(stands_for) == parameterised(text)
+
+
+@given(st.lists(WORDS, max_size=12).map("".join))
+def test_texts_of_one_family_are_parameterised_alike(text: str) -> None:
+    """What differs in digits and tokens alone, wherever they stand, is one text."""
+    stands_for = family(likeness(text)).decode("utf-8", "surrogatepass")
+    assert parameterised(stands_for) == parameterised(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("GET https://a.b/v1/{} took 7 ms", "GET https://a.b/v1/{} took 7 ms"),
+        ("Key (id)=({}) exists", "Key (id)=({}) exists"),
+        ("trace {} of ann@mail.example", "trace {} of bob-2@mail.example"),
+    ],
+)
+def test_texts_that_differ_in_tokens_are_parameterised_once(one: str, other: str) -> None:
+    """Or each of millions of letters would be looked at by every rule."""
+    ids = ("0a1b2c3d-1111-4222-8333-abcdefabcdef", "ffffffff-0000-4000-8000-0123456789ab")
+    first, second = (
+        family(likeness(text.format(name)))
+        for text, name in zip((one, other), ids, strict=True)
+    )  # fmt: skip
+    assert first == second
+
+
+PIECES = (
+    '{"stage":"handle","kind":"poison","chain":[{"type":"E","text":"@"}]}',
+    '{"chain":[{"type":"E","text":"@","frames":[]},{"type":"F","text":"outer 1"}]}',
+    '{"chain":[{"type":"E","text":"a"},{"type":"F","text":"@"}],"also":[{"type":"A","text":"@"}]}',
+    '{"also":[{"type":"A","text":"@"}],"chain":[{"type":"E","text":"root"}]}',
+    '{"chain":[{"type":"E","text":"@","text":"last"}]}',
+    '{"chain":[{"type":"E","text":"root"}],"also":[{"type":"@","text":"a"}]}',
+    '{"chain":[{"type":"E","text":"@"}],"explicit":"by hand"}',
+    '{"chain":[{"type":"E","text":"@"}],"trace":"line 1 @"}',
+    '{"chain":[{"type":"E","text":"a"}],"trace":"@","known":{"value":"b"}}',
+    '{"chain":[{"type":"E","text":"a"}],"trace":"@","chain":[{"type":"F","text":"a"}]}',
+    '{"chain":[{"type":"E","text":"a","trace":"@"}]}',
+    '{"chain":[{"type":"E","text":"a"}],"trace":"x","explicit":"@"}',
+    '{"frames":[{"text":1}],"also":[{"type":"text","text":"@"}],"chain":[{"text":"","type":"@"}]}',
+    '{"chain":[{"type":"E","text":"@"}],"chain":[{"type":"G","text":"b"}]}',
+    '{"chain":[{"type":"E","text":"@"},"governance":{}]}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_only_what_is_the_roots_text_may_differ_unread(piece: str) -> None:
+    """However a failure is written, warm caches say what its whole envelope says."""
+    told = ["one", "two 2", "three", 'quo\\"te', "back\\\\", "\\u00fc", 'a","b":"c']
+    written = [f'{{"failure":{piece.replace("@", text)},"governance":{{}}}}' for text in told]
+    alone = [Fingerprinter().batch(batch([one]), ()).column("group_id")[0] for one in written]
+    spaced = [one.replace('"failure":{', '"failure": {') for one in written]  # taken whole
+    by_all = [Fingerprinter().batch(batch([one]), ()).column("group_id")[0] for one in spaced]
+    together = Fingerprinter().batch(batch([*written, *written]), ()).column("group_id")
+    assert together.to_pylist() == [one.as_py() for one in [*alone, *alone]]
+    assert alone == by_all
+
+
+def test_a_text_that_is_no_string_leaves_type_and_text() -> None:
+    """Also where the rest of the failure is known."""
+    start, end = '{"failure":{"chain":[{"type":"E","text":"', '"}]},"governance":{}}'
+    more = {"error_type": ["E"] * 3, "error_text": ["a", "a", "of the column"]}
+    written: list[str | None] = [f"{start}{text}{end}" for text in ("a", "a", "\\x")]
+    found = Fingerprinter().batch(batch(written, **more), ()).column("group_id").to_pylist()
+    columns = rules.fingerprint([rules.Error("E", "of the column")]).value
+    assert found[0] == found[1] != found[2]
+    assert found[2] == rules.group_id(columns, "consumer_group", "topic", "handler")
+
+
+def test_what_has_no_say_does_not_make_a_failure_another_one() -> None:
+    """Outer texts and traces differ in each letter: most are not even decoded."""
+    own = Fingerprinter()
+    written = [
+        f'{{"failure":{{"chain":[{{"type":"E","text":"order {n}"}},{{"type":"F","text":"x {n}"}}],'
+        f'"trace":"at \\"{n}\\""}},"governance":{{}}}}'
+        for n in range(50)
+    ]
+    found = own.batch(batch([*written]), ()).column("group_id")
+    assert (len(found.unique()), len(own._outlines)) == (1, 1)
+
+
+def test_the_words_of_places_may_be_encoded_or_missing() -> None:
+    """Files keep columns of few words as dictionaries; a null is an empty word."""
+    whole = json.loads(envelope(VECTORS["fingerprints"][1])) | {"governance": {}}
+    same = [json.dumps(whole, separators=(",", ":"))] * 4  # as the store writes it
+    words: dict[str, list[str | None]] = {
+        "consumer_group": ["a", "b", None, "a"], "topic": ["t", "t", "t", "u"],
+        "handler": ["h", "h", None, "h"],
+    }  # fmt: skip
+    plain = batch([*same], **words)
+    encoded = pa.RecordBatch.from_pydict({
+        name: plain.column(name).dictionary_encode() if name in words else plain.column(name)
+        for name in plain.schema.names
+    })  # fmt: skip
+    found = Fingerprinter().batch(plain, ("topic",))
+    value = VECTORS["fingerprints"][1]["fingerprint"]
+    assert found.column("group_id").to_pylist() == [
+        rules.group_id(value, who or "", topic or "", handler or "")
+        for who, topic, handler in zip(*words.values(), strict=True)
+    ]
+    assert Fingerprinter().batch(encoded, ("topic",)).equals(found)
+
+
+def test_one_id_in_two_groups_tells_of_both() -> None:
+    """Even if it is the smallest of a batch, and comes twice."""
+    kinds = [envelope(VECTORS["fingerprints"][number]) for number in (0, 1, 1)]
+    about = Fingerprinter().batch(batch([*kinds], dlq_id=["a"] * 3), ()).column("about")
+    assert [one is not None for one in about.to_pylist()] == [True, True, False]
 
 
 @pytest.mark.parametrize("broken", [None, "", "{", "[]", '{"failure": 1}', '{"failure": {}}'])

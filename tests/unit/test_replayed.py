@@ -40,7 +40,7 @@ def both(**fields: Any) -> tuple[Message, Any]:
         replayed=True,
         packed=header_text(own),
         dlq_id="d-1",
-        rest=(
+        row=(
             AT.timestamp(), plain.source, plain.schema, plain.correlation_id, plain.causation_id,
             plain.traceparent, plain.content_type, 1,
         ),
@@ -96,5 +96,5 @@ def test_every_form_of_the_headers_says_the_same(fields: dict[str, Any]) -> None
 def test_the_time_of_a_message_is_the_same_in_text_and_in_bytes(seconds: float) -> None:
     """Text is made another way, which is faster."""
     _, sent = both()
-    later = msgspec.structs.replace(sent, rest=(seconds, *sent.rest[1:]))
+    later = msgspec.structs.replace(sent, row=(seconds, *sent.row[1:]))
     assert dict(text_list(later))["ce_time"] == dict(to_wire(later.whole))["ce_time"].decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from holdfast import ConfigurationError
 from holdfast.retry import Budget, retry
 from holdfast.testing import VirtualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STEPS = st.lists(
     st.one_of(st.just("call"), st.just("retry"), st.floats(min_value=0.001, max_value=15)),
@@ -66,6 +70,37 @@ def test_threads_cannot_overdraw_together() -> None:
     for thread in threads:
         thread.join()
     assert sum(granted) == 100
+
+
+def test_no_call_is_lost_whatever_thread_makes_it_and_however_often_one_looks() -> None:
+    """Four threads note 4,000 calls while two look; then just as many retries are granted."""
+    budget = Budget(ratio=1, per_second=0, window=10, clock=VirtualClock())
+
+    def work(step: Callable[[], object]) -> None:
+        for _ in range(1000):
+            step()
+
+    steps = [budget.deposit] * 4 + [budget.balance] * 2
+    threads = [threading.Thread(target=work, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [budget.withdraw() for _ in range(4001)] == [True] * 4000 + [False]
+
+
+def test_calls_that_nobody_looked_at_are_forgotten_with_their_window() -> None:
+    """They count as of when they were made, not as of when somebody asks."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, per_second=0, window=10, clock=clock)
+    for _ in range(5):
+        budget.deposit()
+    clock.advance(9)
+    budget.deposit()
+    clock.advance(3)
+    assert budget.balance() == 1
+    clock.advance(9)
+    assert budget.balance() == 0
 
 
 def test_one_name_is_one_budget() -> None:

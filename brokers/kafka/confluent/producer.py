@@ -13,7 +13,7 @@ from holdfast.brokers.kafka.client_log import log_in
 from holdfast.brokers.kafka.confluent.errors import FENCED, TOO_LARGE, translated, translation
 from holdfast.brokers.kafka.errors import UNSENT, check_outage, is_refused, try_alone
 from holdfast.brokers.kafka.sink import wire_size
-from holdfast.cloudevents import text_list
+from holdfast.cloudevents import records_of
 from holdfast.errors import (
     BrokerDown,
     HoldfastError,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.brokers.kafka.broker import KafkaSettings
     from holdfast.clock import Clock
     from holdfast.message import Message
+    from holdfast.stored_message import Record
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 MAX_MESSAGE = 1_000_000  # librdkafka's default
@@ -179,20 +180,19 @@ class ConfluentProducer:
         self._is_whole = self._is_told = True
         produce: Any = self._client.produce
         reports = self._reports_for(len(messages), located=located)
-        for index, message in enumerate(messages):
+        for index, record in enumerate(records_of(messages)):
+            if isinstance(record, InvalidMessage):
+                results[index] = Published(error=record)
+                continue
+            topic, payload, key, headers = record
             try:
                 try:
-                    produce(
-                        message.topic, message.payload, message.key, -1, reports[index],
-                        None, 0, text_list(message),
-                    )  # fmt: skip
+                    produce(topic, payload, key, -1, reports[index], None, 0, headers)
                 except BufferError:
-                    self._produce_late(message, reports[index], until)
+                    self._produce_late(record, reports[index], until)
             except KafkaException as error:
-                results[index] = Published(error=self._fault(error.args[0], message))
+                results[index] = Published(error=self._fault(error.args[0], messages[index]))
                 self._is_whole = False
-            except InvalidMessage as error:
-                results[index] = Published(error=error)
         own = frozenset() if self._is_whole else _refused(results)
         self._wait(until)
         self._failed = self._judge(messages, own) if failures or not self._is_whole else []
@@ -231,20 +231,19 @@ class ConfluentProducer:
             kept.append(partial(report, index))
         return kept
 
-    def _produce_late(self, message: Message, report: partial[None], until: float) -> None:
+    def _produce_late(self, record: Record, report: partial[None], until: float) -> None:
         """Produce although the queue is full: have it sent, and serve reports meanwhile.
 
         Nothing would leave a queue of the user's own size before it has lingered.
         """
-        headers: Any = text_list(message)
+        topic, payload, key, headers = record
+        given: Any = headers
         while True:
             if self._clock.monotonic() > until:
                 raise BrokerDown("publishing: Kafka takes no more messages")
             self._serve(self._client.flush, _FULL_SECONDS)
             try:
-                self._client.produce(
-                    message.topic, message.payload, message.key, on_delivery=report, headers=headers
-                )
+                self._client.produce(topic, payload, key, on_delivery=report, headers=given)
             except BufferError:
                 continue
             return
