@@ -66,8 +66,8 @@ check: $(DEV) ## ruff, mypy --strict, import-linter
 bench: $(DEV) servers ## measure against peers and raw floors (ONLY=core,redis for some)
 	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
 
-chaos: $(DEV) servers ## the long fault runs
-	$(BIN)/python -m pytest -m chaos --timeout 3600 $(ARGS)
+chaos: $(DEV) servers ## the long fault runs, and an hour of work beside them
+	$(BIN)/python -m pytest -m chaos --timeout 3600 -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 spark-dist: $(DEV) ## build what a Spark cluster needs: wheel, zip, job file, packed environment
 	@$(BIN)/python deploy/spark/build.py

@@ -30,6 +30,7 @@ settings.load_profile("holdfast")
 
 # A parallel run hands these out first, so that no worker ends long after the others.
 SLOWEST = (
+    "test_soak",
     "test_chain",
     "test_kafka_broker",
     "test_kafka_adapter",

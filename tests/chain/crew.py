@@ -60,6 +60,10 @@ class Crew:
         """Who runs, or should."""
         return list(self._members)
 
+    def memory(self) -> dict[str, int]:
+        """Return the resident kB of each process that runs."""
+        return {member.name: _resident(member.process.pid) for member in self._members.values()}
+
     def look(self) -> None:
         """Start again whoever ended by itself, and note it: an outage is waited for."""
         for member in self._members.values():
@@ -155,6 +159,11 @@ class Crew:
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
+
+
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 def _tail(log: Path) -> str:
