@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from relaying import Place
+from relaying import Place, cpu_of
 
 from figures import Figure, Goal, against, contest
 from holdfast.outbox import Outbox
@@ -98,15 +97,9 @@ def _paced(add: Callable[[bytes], float]) -> Iterator[tuple[bytes, float]]:
 
 def _share(pid: int, work: Callable[[], object]) -> float:
     """Return the percent of a core that process *pid* takes during *work*."""
-    before, began = _cpu(pid), time.monotonic()
+    before, began = cpu_of(pid), time.monotonic()
     work()
-    return 100 * (_cpu(pid) - before) / (time.monotonic() - began)
-
-
-def _cpu(pid: int) -> float:
-    """Return the CPU seconds of process *pid*, of all its threads, those that ended as well."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 100 * (cpu_of(pid) - before) / (time.monotonic() - began)
 
 
 @contextmanager

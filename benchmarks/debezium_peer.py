@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latencies import Commits, Latency, latency
-from relaying import ROWS, fill
+from relaying import ROWS, cpu_of, fill
 from sqlalchemy import create_engine, text
 
 from holdfast.outbox import create_tables
@@ -32,6 +32,8 @@ class Found:
 
     rate: float
     """Rows per second from the first to the last record of the backlog, without its start."""
+    cpu: float
+    """CPU-seconds of its JVM for the backlog, its start included."""
     latency: Latency
     """Of single events, behind the backlog: its code is compiled by then."""
 
@@ -53,9 +55,11 @@ def measured(place: Place) -> Found:
         fill(engine, topic)
         debezium.start()
         stamps = place.stamps(topic, ROWS + 1)[1:]
+        cpu = cpu_of(debezium.pid)
         single = place.topic()
         found = Found(
             len(stamps) / ((max(stamps) - min(stamps)) / 1000),
+            cpu,
             latency(place, single, lambda body: commits.add(single, body), before=False),
         )
         debezium.stop()

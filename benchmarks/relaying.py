@@ -1,11 +1,20 @@
-"""Draining a backlog, PostgreSQL → Kafka: our engines, and the same bytes by the raw clients."""
+"""Draining a backlog, PostgreSQL → Kafka: our engines, and the same bytes by the raw clients.
+
+`holdfast relay` and the relay by hand are processes, as users start them, and what they published
+is read by an independent consumer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer
@@ -17,9 +26,10 @@ from holdfast.brokers.kafka import KafkaBroker
 from holdfast.outbox import LeaseEngine, Relay, create_tables
 from holdfast.outbox.wal import WalEngine, drop_slot
 from holdfast.urls import BrokerUrl
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy.engine import Engine
 
@@ -52,6 +62,12 @@ def fill(engine: Engine, topic: str, rows: int = ROWS) -> None:
         db.execute(_FILL, values)
 
 
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of process *pid*, of all its threads, those that ended as well."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def drained(relay: Relay, rows: int) -> float:
     """Return the rate of *relay*, which must publish each of the *rows* exactly once."""
     start = time.perf_counter()
@@ -59,6 +75,17 @@ def drained(relay: Relay, rows: int) -> float:
     took = time.perf_counter() - start
     assert moved == rows, f"{moved} of {rows} published"
     return rows / took
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What the drain of a backlog by a process showed."""
+
+    rate: float
+    """Rows a second from the first to the last record, by the times that the records carry."""
+    cpu: float
+    """CPU-seconds of the process, its start included."""
+    peak_mb: float
 
 
 class Place:
@@ -89,30 +116,80 @@ class Place:
             db.execute(text("TRUNCATE holdfast_outbox"))
         drop_slot(self.engine)
 
-    def drain(self, kind: str, scheme: str = _CONFLUENT, rows: int = ROWS) -> float:
-        """Return the rate of a relay that starts with the backlog there and ends without."""
+    def drain(self, kind: str, scheme: str = _CONFLUENT, rows: int = ROWS) -> Drain:
+        """Let `holdfast relay --once` drain a backlog that is there when it starts."""
+        return self._process(self._relay(kind, scheme, "--once"), rows)
+
+    def by_hand(self) -> Drain:
+        """Let the relay by hand drain a backlog."""
+        program = Path(__file__).with_name("relay_by_hand.py")
+        dsn = self.url.replace("postgresql+psycopg", "postgresql")
+        return self._process((sys.executable, str(program), dsn, self.kafka.address), ROWS)
+
+    def stream(self) -> Drain:
+        """Commit a backlog while a WAL relay stands at the end of the log."""
+        topic = self.topic()
+        process = subprocess.Popen(self._relay("wal", _CONFLUENT), stderr=subprocess.DEVNULL)
+        fill(self.engine, topic, 1)
+        self.stamps(topic, 1)
+        fill(self.engine, topic)
+        wait_until(self._is_empty, "all were published and deleted", 300)
+        process.send_signal(signal.SIGTERM)
+        return self._ended(process, lambda: self.stamps(topic, ROWS + 1)[1:])
+
+    def _relay(self, kind: str, scheme: str, *more: str) -> tuple[str, ...]:
+        return (
+            str(Path(sys.executable).with_name("holdfast")), "relay", "--engine", kind,
+            "--database", self.url, "--broker", f"{scheme}://{self.kafka.address}", *more,
+        )  # fmt: skip
+
+    def _process(self, command: tuple[str, ...], rows: int) -> Drain:
+        topic = self.topic()
+        fill(self.engine, topic, rows)
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+            db.execute(text("ANALYZE holdfast_outbox"))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return self._ended(process, lambda: self.stamps(topic, rows))
+
+    def _ended(self, process: subprocess.Popen[bytes], stamps: Callable[[], list[int]]) -> Drain:
+        """Wait for *process*; it must have published each of its rows exactly once."""
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, f"the relay ended with {process.returncode}"
+        assert self._is_empty(), "rows are left"
+        self.empty()
+        moments = stamps()
+        rate_ = len(moments) / ((moments[-1] - moments[0]) / 1000)
+        return Drain(rate_, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+    def _is_empty(self) -> bool:
+        with self.engine.connect() as db:
+            return not db.execute(text("SELECT EXISTS (SELECT FROM holdfast_outbox)")).scalar()
+
+    def drain_here(self, kind: str, scheme: str = _CONFLUENT, rows: int = ROWS) -> float:
+        """Return the rate of a drain in this process, for its profile."""
         fill(self.engine, self.topic(), rows)
         with self._sink(scheme) as sink:
             engine = {"wal": WalEngine, "lease": LeaseEngine}[kind](self.engine, sink)
             return drained(Relay(engine), rows)
 
-    def stream(self, scheme: str = _CONFLUENT, rows: int = ROWS) -> float:
-        """Return the rate of a WAL relay that stands at the end of the log when it grows."""
+    def stream_here(self) -> float:
+        """Return the rate of a WAL relay in this process, for its profile."""
         topic = self.topic()
-        with self._sink(scheme) as sink:
+        with self._sink(_CONFLUENT) as sink:
             engine = WalEngine(self.engine, sink)
             try:
                 while not engine.step().idle:
                     pass
-                fill(self.engine, topic, rows)
+                fill(self.engine, topic)
 
                 def follow() -> None:
                     moved = 0
-                    while moved < rows:
+                    while moved < ROWS:
                         moved += engine.step().published
-                    assert moved == rows, f"{moved} of {rows} published"
+                    assert moved == ROWS, f"{moved} of {ROWS} published"
 
-                return rate(follow, rows)
+                return rate(follow, ROWS)
             finally:
                 engine.close()
 
