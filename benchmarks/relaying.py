@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from holdfast.urls import BrokerUrl
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sqlalchemy.engine import Engine
 
@@ -44,6 +45,7 @@ HEADERS = (
     ' ["ce_time", "2026-01-01T00:00:00.000000Z"], ["ce_partitionkey", "key-1"]]'
 )
 WIRE = [(name, value.encode()) for name, value in json.loads(HEADERS)]
+_OTHERS = [pair for pair in WIRE if pair[0] not in ("ce_id", "ce_partitionkey")]
 _KEYS = [b"key-%d" % n for n in range(997)]
 _CONFLUENT = "kafka+confluent"
 _FILL = text(
@@ -118,7 +120,7 @@ class Place:
 
     def drain(self, kind: str, scheme: str = _CONFLUENT, rows: int = ROWS) -> Drain:
         """Let `holdfast relay --once` drain a backlog that is there when it starts."""
-        return self._process(self._relay(kind, scheme, "--once"), rows)
+        return self._process(self.relay(kind, "--once", scheme=scheme), rows)
 
     def by_hand(self) -> Drain:
         """Let the relay by hand drain a backlog."""
@@ -129,7 +131,7 @@ class Place:
     def stream(self) -> Drain:
         """Commit a backlog while a WAL relay stands at the end of the log."""
         topic = self.topic()
-        process = subprocess.Popen(self._relay("wal", _CONFLUENT), stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(self.relay("wal"), stderr=subprocess.DEVNULL)
         fill(self.engine, topic, 1)
         self.stamps(topic, 1)
         fill(self.engine, topic)
@@ -137,7 +139,8 @@ class Place:
         process.send_signal(signal.SIGTERM)
         return self._ended(process, lambda: self.stamps(topic, ROWS + 1)[1:])
 
-    def _relay(self, kind: str, scheme: str, *more: str) -> tuple[str, ...]:
+    def relay(self, kind: str, *more: str, scheme: str = _CONFLUENT) -> tuple[str, ...]:
+        """Return the command of a relay."""
         return (
             str(Path(sys.executable).with_name("holdfast")), "relay", "--engine", kind,
             "--database", self.url, "--broker", f"{scheme}://{self.kafka.address}", *more,
@@ -226,30 +229,40 @@ class Place:
     def raw_confluent(self) -> float:
         """Return the rate of confluent-kafka itself, fed from memory."""
         topic, body = self.topic(), PAYLOAD.encode()
+        return rate(lambda: self._produced(topic, ((body, WIRE) for _ in range(ROWS))), ROWS)
+
+    def produce(self, topic: str, count: int) -> None:
+        """Fill a topic with *count* messages of their own id and number."""
+
+        def records() -> Iterator[tuple[bytes, Any]]:
+            for number in range(count):
+                own = [("ce_id", str(uuid.UUID(int=number)).encode())]
+                yield json.dumps({"n": number, "text": "x" * 280}).encode(), [*_OTHERS, *own]
+
+        self._produced(topic, records())
+
+    def _produced(self, topic: str, records: Iterable[tuple[bytes, Any]]) -> None:
         producer = Producer(self.client(**{"enable.idempotence": True, "linger.ms": 5}))
-        acked = 0
+        sent = acked = 0
 
         def report(error: object, _record: object) -> None:
             nonlocal acked
             assert error is None
             acked += 1
 
-        def produce() -> None:
-            for n in range(ROWS):
-                while True:
-                    try:
-                        producer.produce(
-                            topic, body, _KEYS[n % 997], on_delivery=report, headers=WIRE
-                        )
-                        break
-                    except BufferError:
-                        producer.poll(0.05)
-                if n % 1000 == 0:
-                    producer.poll(0)
-            producer.flush()
-            assert acked == ROWS
-
-        return rate(produce, ROWS)
+        for sent, (body, headers) in enumerate(records, 1):
+            while True:
+                try:
+                    producer.produce(
+                        topic, body, _KEYS[sent % 997], on_delivery=report, headers=headers
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+            if sent % 1000 == 0:
+                producer.poll(0)
+        producer.flush()
+        assert acked == sent
 
     def client(self, **more: Any) -> dict[str, Any]:
         """Return the settings of a client of confluent-kafka."""
