@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tables import keep_tables
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
@@ -77,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.addaudithook(_refuse_programs)
         settings.register_profile("quick", settings.get_profile("holdfast"), max_examples=25)
         settings.load_profile("quick")
+        keep_tables()
 
 
 def _refuse_programs(event: str, args: tuple[Any, ...]) -> None:
