@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,11 +37,20 @@ ENGINE = DuckDbEngine()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Generated:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Generated:
     """Share 50,000 generated letters with a hot key."""
     return generate(
-        tmp_path_factory.mktemp("made"), Recipe(records=50_000, entities=5_000, hot_share=0.5)
+        tmp_path_factory.mktemp("many"), Recipe(records=50_000, entities=5_000, hot_share=0.5)
     )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Generated:
+    """Share the same letters; in a quick run fewer, for all that does not reckon with chance."""
+    if not request.config.getoption("quick"):
+        return cast("Generated", request.getfixturevalue("many"))
+    recipe = Recipe(records=15_000, entities=1_500, hot_share=0.5)
+    return generate(tmp_path_factory.mktemp("made"), recipe)
 
 
 @pytest.fixture
@@ -113,18 +122,18 @@ def test_approximate_keys_are_near(made: Generated, tmp_path: Path) -> None:
     assert largest.keys == pytest.approx(len(own - {None}), rel=0.1, abs=2)
 
 
-def test_trends_find_bursts_and_the_deploys_that_broke_something(made: Generated) -> None:
+def test_trends_find_bursts_and_the_deploys_that_broke_something(many: Generated) -> None:
     """The large planned bursts and every breaking deploy, and no deploy that broke nothing."""
-    found = ENGINE.trends(str(made.letters))
-    assert sum(found.hourly) + found.ran.undated == made.records
+    found = ENGINE.trends(str(many.letters))
+    assert sum(found.hourly) + found.ran.undated == many.records
     names = {one.group_id: one for one in found.named}
-    burst = next(one for one in made.bursts if one.cause == "tax/negative-total")
+    burst = next(one for one in many.bursts if one.cause == "tax/negative-total")
     odd = [one for one in found.anomalies if names[one.group_id].consumer_group == "tax"]
     assert any(abs(one.start - burst.start) <= 3600 and one.level == "critical" for one in odd)
     told = {(one.consumer_group, one.version) for one in found.effects}
-    assert told == {(one.consumer_group, one.version) for one in made.deploys if one.breaks}
+    assert told == {(one.consumer_group, one.version) for one in many.deploys if one.breaks}
     assert all(one.verdict == "worse" for one in found.effects)
-    given = ENGINE.trends(str(made.letters), deploys=read_deploys(made.deployed))
+    given = ENGINE.trends(str(many.letters), deploys=read_deploys(many.deployed))
     assert {(one.consumer_group, one.version) for one in given.effects} == told
 
 
@@ -314,11 +323,12 @@ def test_the_engine_is_chosen_by_size_and_source_and_says_why(made: Generated) -
     """DuckDB up to a limit, Spark beyond it and for what only Spark reads; a wish is a wish."""
     source = str(made.letters)
     assert choose(source).engine is AnalyticsEngineName.DUCKDB
-    assert "50,000 records" in choose(source).why
-    large = choose(source, most=49_999)
+    records, fewer = f"{made.records:,} records", made.records - 1
+    assert records in choose(source).why
+    large = choose(source, most=fewer)
     assert (large.engine, large.why) == (
         AnalyticsEngineName.SPARK,
-        "50,000 records are more than 49,999",
+        f"{records} are more than {fewer:,}",
     )
     assert choose(source, AnalyticsEngineName.SPARK).why == "asked for"
     foreign = choose("kafka://localhost:9092?topic=x.y.dlq")
@@ -382,8 +392,8 @@ def test_the_command_answers_prints_and_writes_a_page(made: Generated, tmp_path:
     source = f"parquet:{made.letters}"
     people = shell("dlq", "triage", "--from", source, "--report", str(report), "--limit", "3")
     assert people.returncode == 0, people.stderr
-    assert "engine: duckdb (50,000 records; up to 50,000,000" in people.stderr
-    assert "50,000 dead letters in" in people.stdout
+    assert f"engine: duckdb ({made.records:,} records; up to 50,000,000" in people.stderr
+    assert f"{made.records:,} dead letters in" in people.stdout
     assert "groups look like one cause" in people.stdout
     assert report.read_text().startswith("<!doctype html>")
     machine = shell("dlq", "trends", "--from", source, "--since", "2026-10-10T00:00Z", "--json")

@@ -901,6 +901,17 @@ def test_what_a_handler_sends_on_during_a_replay_is_for_everybody(
     assert "passes them over" not in caplog.text
 
 
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """Undo what the suite does for itself, as in a program that has just begun."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    if frozen:
+        gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("until_idle", [True, False])
 def test_garbage_of_a_former_run_is_collected(until_idle: bool) -> None:
     """Only a run that goes on leaves the imports out, and it leaves nothing behind."""
