@@ -40,7 +40,7 @@ from holdfast.tracing.messaging import MESSAGING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_NUMBER, _RUNS = 1_000, 15
+_NUMBER, _RUNS, _WARM_UP = 1_000, 15, 50
 _BATCH = 2_000
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LOOKS = (
@@ -219,13 +219,15 @@ def _in_turns(function: Callable[[], Any]) -> tuple[list[float], list[float]]:
     """Return what *function* costs with and without looks, measured in turns: 2 % is not much."""
     seeing, blind = [], []
     for _ in range(9):
-        best = [float("inf"), float("inf")]
-        for _ in range(_RUNS):
-            for side, look in enumerate((True, False)):
+        best = {True: float("inf"), False: float("inf")}
+        for turn in range(_RUNS):
+            for look in (True, False) if turn % 2 else (False, True):
                 with _compiled_anew(look=look):
-                    best[side] = min(best[side], _one_run(function))
-        seeing.append(best[0])
-        blind.append(best[1])
+                    for _ in range(_WARM_UP):
+                        function()
+                    best[look] = min(best[look], _one_run(function))
+        seeing.append(best[True])
+        blind.append(best[False])
     return seeing, blind
 
 
