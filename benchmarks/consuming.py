@@ -123,8 +123,14 @@ def ours(kind: str, place: Place, watch: Stopwatch) -> None:
         session.execute(insert(Entry), rows)
         noted(len(orders))
 
+    def timed(body: bytes, session: Session) -> None:
+        row = {"number": int(body[:6]), "document": repr(time.monotonic())}
+        session.execute(insert(Entry), row)
+        noted()
+
     kinds: dict[str, tuple[Callable[..., None], Batches | int | None]] = {
         "single": (single, None),
+        "timed": (timed, None),
         "batch": (added, BATCH),
         "batch-execute": (single, BATCH),
         "lists": (listed, Batches(size=BATCH, whole=True)),
