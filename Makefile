@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than cores: most tests wait for a server most of the time.
 WORKERS ?= 4
-# A worker begins with six seconds of imports, and few of the quick tests wait.
-QUICK_WORKERS ?= 3
+# A worker begins with three seconds of imports, and then its tests wait half of the time.
+QUICK_WORKERS ?= 6
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install -qq --no-build-isolation
 PACKAGES := brokers circuit cli consumer core dlq idempotency outbox retry sagas spark_jobs testing tracing
 # Importing `outbox` from the root would make a second copy of holdfast.outbox.

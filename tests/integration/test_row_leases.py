@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table, insert, select
 
+from holdfast.db.clock import database_now
 from holdfast.db.engine import open_database
 from holdfast.db.lease import LeaseColumns
 from holdfast.db.transactions import transact
+from holdfast.testing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,9 +121,11 @@ def test_what_is_given_back_is_free_at_once_and_a_late_renewal_leaves_it_so(
 def test_an_epoch_grows_also_where_the_row_was_deleted_in_between(db: Connection) -> None:
     """A holder of before is fenced, though nothing remembers it."""
     RETURNING.take(db, ROW, seconds=LONG)
-    first = epoch(db)
+    first, began = epoch(db), db.scalar(select(database_now()))
     db.execute(job.delete())
     db.execute(insert(job), {"id": 1, "until": 0.0, "epoch": 0, "step": 0})
+    # A lease lasts longer than this: SQLite's clock counts milliseconds.
+    wait_until(lambda: db.scalar(select(database_now())) > began, what="the clock goes on")
     assert RETURNING.take(db, ROW, seconds=OVER)
     second = epoch(db)
     assert RETURNING.take(db, ROW, seconds=LONG)

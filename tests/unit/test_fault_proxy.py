@@ -52,6 +52,7 @@ class Echo:
         with suppress(OSError):  # closed by the test already
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join(60)  # what it accepts last is closed as well
         for end in self._ends:
             end.close()
         for thread in self._threads:
