@@ -38,11 +38,15 @@ CONF = {
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
+    # A query of a few rows is sooner done than compiled; the cluster's tests compile theirs.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.streaming.stateStore.numThreads": "2",
 }
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",  # of a log of two lines; fifty otherwise
 }
 """What makes Delta Lake a format of a session."""
 
