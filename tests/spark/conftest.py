@@ -1,8 +1,9 @@
 """One Spark session for all Spark tests.
 
 The JVM takes seconds to start and longer to be warm, so all of them run in one worker of a
-parallel run: the suite is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives
-the files of this folder one scope. What needs a session of another kind has a process of its own.
+parallel run, or those that mostly wait in another: the suite is distributed by file (`--dist
+loadfile`), and `tests/conftest.py` gives the files of this folder two scopes. What needs a session
+of another kind has a process of its own.
 """
 
 from __future__ import annotations
