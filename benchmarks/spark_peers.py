@@ -8,11 +8,14 @@ text with six expressions that mask what varies; then count, first, last, keys a
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from trees import cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +149,8 @@ def main() -> None:
     assert re.fullmatch(r"[\w/.-]+", folder)
     began = time.monotonic()
     groups = partial(SIDES[side], folder)()
-    print(json.dumps({"seconds": time.monotonic() - began, "groups": groups}), flush=True)
+    found = {"seconds": time.monotonic() - began, "cpu": cpu(os.getpid()), "groups": groups}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,8 @@ def _logging_as_before() -> Iterator[None]:
 
 
 SPARK = "tests/spark/"
+WAITING = {"test_broker_outages", "test_replaying", "test_transforming"}
+"""Spark tests that wait for brokers and for what is paced, half of their time."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -151,7 +153,7 @@ def _runs_programs(path: Path) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all Spark tests to one worker: they share a session, whose JVM is slow to start."""
+    """Give all Spark tests to two workers: they share a session, whose JVM is slow to start."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -159,7 +161,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneSession(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             scope = str(super()._split_scope(nodeid))
-            return SPARK if scope.startswith(SPARK) else scope
+            if not scope.startswith(SPARK):
+                return scope
+            return f"{SPARK}waiting" if Path(scope).stem in WAITING else SPARK
 
     return OneSession(config, log)
 

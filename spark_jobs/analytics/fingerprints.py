@@ -3,7 +3,8 @@
 No rule is written a second time here: engines that translate expressions disagree about what
 a digit is. Instead a batch is brought down to what is different in it. An envelope is not decoded
 when all of its failure but the root's text was seen before, and texts that differ in digits or
-tokens alone are parameterised once. Memory is bounded: a cache that is full is emptied.
+tokens alone are parameterised once. What is done for each row is done by Arrow, for all rows of
+a batch at once. Memory is bounded: a cache that is full is emptied.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from holdfast.dlq.store.rows import fingerprint_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from numpy.typing import NDArray
+
     from holdfast.dlq.capture.fingerprint import Fingerprint
 
 NEEDED = (
@@ -52,17 +55,21 @@ _TOLD = tuple(name for name in NEEDED if name in ABOUT.names)
 _MOST_KNOWN = 50_000
 _MOST_TITLE, _MOST_CALLS = 300, 1_000
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"1111111111")
-_HEX = rb"[0-9a-fA-F]"
-_UUID = re.compile(rb"[ \t\"'/(=\[]" + _HEX + rb"{8}-" + (_HEX + rb"{4}-") * 3 + _HEX + rb"{12}")
-_ANY_UUID = b"11111111-1111-1111-1111-111111111111"
+_HEX = "[0-9a-fA-F]"
+_UUID = r"([ \t\"'/(=\[])" + f"{_HEX}{{8}}-" + f"{_HEX}{{4}}-" * 3 + f"{_HEX}{{12}}"
+_ANY_UUID = r"\111111111-1111-1111-1111-111111111111"
 _LONGEST_WITH_UUID = 300
-_TOKEN = re.compile(rb" " + _HEX + rb"{16,64}(?=[ ,;]|\Z)")
-_ANY_TOKEN = b" 11111111"
-_EMAIL = re.compile(rb" [A-Za-z0-9._-]{1,64}(?=@[A-Za-z0-9-]{1,63}\.[A-Za-z0-9-])")
-_ANY_EMAIL = b" a"
+_END = "([ ;)]|[,:] |$)"
+_IP = " " + r"[0-9]{1,3}\." * 3 + "[0-9]{1,3}"
+_TOKENS = (
+    (r" [A-Za-z0-9._-]{1,64}(@[A-Za-z0-9-]{1,63}\.[A-Za-z0-9-])", r" a\1"),
+    (f" {_HEX}{{16,64}}([ ,;]|$)", r" 11111111\1"),
+    (_IP + ":[0-9]{1,5}" + _END, r" 1.1.1.1:1\1"),
+    (_IP + _END, r" 1.1.1.1\1"),
+    ("(^| )[0-9]{1,40}" + _END, r"\11\2"),
+)
 _FAILURE, _TEXT, _BEHIND = '"failure":{', '"text":"', ',"governance":'
 _TRACE = ',"trace":"'
-_REST_OF_STRING = re.compile(r'(?:[^"\\]|\\.)*')
 _OTHER_TEXT, _ANY_TEXT = re.compile(r'"text":"(?:[^"\\]|\\.)*"'), '"text":""'
 """Only the text of the root has a say."""
 
@@ -88,6 +95,8 @@ _envelope = msgspec.json.Decoder(_Envelope).decode
 _frames = msgspec.json.Decoder(tuple[Frame, ...]).decode
 _string = msgspec.json.Decoder(str).decode
 _NOTHING = _Raised("unknown", "")
+_ALONE, _BY_TEXT = -1, -2
+"""Rows that are looked at by all of their envelope, or by their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +116,41 @@ def likeness(text: str) -> bytes:
     return found if b"0x" in found else found.translate(_ANY_DIGIT)
 
 
-def family(alike: bytes) -> bytes:
-    """Return what texts that are *alike* have in common with others that differ in tokens.
+def families(texts: pa.Array) -> pa.Array:
+    """Return what each of *texts* has in common with others that differ in digits or tokens.
 
     Behind a sign where no mask but a URL can be under way, a UUID is one whatever its digits are;
     its length is kept, for a URL ends by it. Between spaces nothing is under way: there the
-    digits of a long hexadecimal number and the name in an email address have no say.
+    digits of a number or an IP address have no say, nor how many there are, nor have those of a
+    long hexadecimal number and the name in an email address.
     """
-    if b"0x" in alike:
-        return alike
-    if alike.count(b"-") >= 4 and len(alike) < _LONGEST_WITH_UUID:
-        found = _UUID.search(alike)
-        while found is not None:
-            start, end = found.start() + 1, found.end()
-            alike = b"%b%b%b" % (alike[:start], _ANY_UUID, alike[end:])
-            found = _UUID.search(alike, end)
-    if b"@" in alike:
-        alike = _EMAIL.sub(_ANY_EMAIL, alike)
-    return _TOKEN.sub(_ANY_TOKEN, alike)
+    texts = pc.utf8_slice_codeunits(texts, 0, rules.MOST_TEXT)
+    alike = _with_any_digit(texts)
+    for pattern, same in ((_UUID, _ANY_UUID), *_TOKENS):
+        replaced = pc.replace_substring_regex(alike, pattern=pattern, replacement=same)
+        if pattern is _UUID:
+            is_short = pc.less(pc.binary_length(alike), _LONGEST_WITH_UUID)
+            replaced = pc.if_else(is_short, replaced, alike)
+        alike = replaced
+    return pc.if_else(pc.match_substring(texts, "0x"), texts, alike)
+
+
+def _has_odd_signs(texts: pa.Array) -> NDArray[np.bool_]:
+    """Whether what *texts*, as JSON writes them, have in common may part once they are read.
+
+    Digits count in the escape of a sign but the quotation mark, and escapes make a text longer.
+    """
+    is_other = pc.match_substring_regex(texts, r"\\u(?:[^0]|0[^0]|00[^2]|002[^2])")
+    is_long = pc.greater(pc.binary_length(texts), rules.MOST_TEXT)
+    odd = pc.or_(is_other, pc.and_(pc.match_substring(texts, "\\"), is_long))
+    return np.asarray(odd.to_numpy(zero_copy_only=False), bool)
+
+
+def _with_any_digit(texts: pa.Array) -> pa.Array:
+    """Return *texts* with one digit for all, by one pass over the bytes of all."""
+    validity, ends, values = pa.concat_arrays([texts]).buffers()
+    same = b"" if values is None else values.to_pybytes().translate(_ANY_DIGIT)
+    return pa.StringArray.from_buffers(len(texts), ends, pa.py_buffer(same), validity)
 
 
 class Fingerprinter:
@@ -133,9 +159,10 @@ class Fingerprinter:
     def __init__(self) -> None:
         self._stacks: dict[Any, Fingerprint | None] = {}
         self._texts: dict[Any, Fingerprint] = {}
-        self._masked: dict[bytes, str] = {}
+        self._masked: dict[bytes | str, str] = {}
         self._outlines: dict[tuple[str, str], _Outline | None] = {}
         self._groups: dict[tuple[str, ...], str] = {}
+        self._told: dict[str, str] = {}
 
     def fingerprint(self, failure: _Failure) -> Fingerprint:
         """Return the fingerprint of *failure*, as `dlq/store/rows.py` would."""
@@ -172,14 +199,22 @@ class Fingerprinter:
 
     def parameterised(self, text: str) -> str:
         """Return *text* as the rules parameterise it."""
-        key = likeness(text)
-        known = self._masked.get(key)
+        return self._mask(likeness(text), text)
+
+    def all_parameterised(self, texts: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
+        """Return *texts*, as JSON writes them, as the rules parameterise them: places in a list."""
+        encoded = families(texts).dictionary_encode()
+        numbers = encoded.indices.to_numpy()
+        _, first = np.unique(numbers, return_index=True)
+        alike = zip(encoded.dictionary.to_pylist(), texts.take(first).to_pylist(), strict=True)
+        said = [self._mask(key, _unescaped(text) or "") for key, text in alike]
+        return numbers.astype(np.int64), said
+
+    def _mask(self, alike: bytes | str, text: str) -> str:
+        known = self._masked.get(alike)
         if known is None:
-            alike = family(key)  # a token comes once: only what is left without it comes again
-            known = self._masked.get(alike)
-            if known is None:
-                known = rules.parameterised(text)
-                _keep(self._masked, alike, known)
+            known = rules.parameterised(text)
+            _keep(self._masked, alike, known)
         return known
 
     def outlined(self, head: str, tail: str) -> _Outline | None:
@@ -194,7 +229,7 @@ class Fingerprinter:
             return self._outlines[head, tail]
         except KeyError:
             pass
-        one, other = (_decoded(f"{{{head}{_TEXT}{text}{tail}}}") for text in ("a", "b"))
+        one, other = (_decoded(f'{{{_FAILURE}{head}{_TEXT}{text}"{tail}}}') for text in ("a", "b"))
         found = None
         if one is not None and other is not None and one.chain and other.chain and (
             one.explicit is None and one.known is None
@@ -208,16 +243,22 @@ class Fingerprinter:
     def batch(self, batch: pa.RecordBatch, keep: Iterable[str]) -> pa.RecordBatch:
         """Return the columns *keep* of *batch* with `group_id` and, once per group, `about`.
 
-        *batch* has the fields of `NEEDED`. `about` is there for the letter of the batch with the
-        smallest id of its group, so that the minimum over all batches is that of all letters.
+        *batch* has the fields of `NEEDED`. `about` is there for the letter with the smallest id
+        of its group so far, so that the minimum over all batches is that of all letters.
         """
         numbers, groups = _Rows(self, batch).numbered()
         names = pa.array([name for name, _ in groups], pa.string())
+        ids = pc.fill_null(batch.column("dlq_id"), "")
         known: list[dict[str, str]] = []
         places = np.full(batch.num_rows, -1, np.int32)
-        for row in _first_of_each(numbers, batch.column("dlq_id")):
+        for row in _first_of_each(numbers, ids):
+            name, found = groups[numbers[row]]
+            sample = ids[row].as_py()
+            if self._told.get(name, sample) < sample:
+                continue  # a smaller one was told
+            _keep(self._told, name, sample)
             places[row] = len(known)
-            known.append(self._about(batch, row, groups[numbers[row]][1]))
+            known.append(self._about(batch, row, found))
         kept = {name: _plain(batch.column(name)) for name in keep}
         return pa.RecordBatch.from_pydict({
             **kept,
@@ -255,58 +296,70 @@ class _Rows:
         self._groups: list[tuple[str, Fingerprint]] = []
         self._numbers: dict[str, int] = {}
 
-    def numbered(self) -> tuple[list[int], list[tuple[str, Fingerprint]]]:
+    def numbered(self) -> tuple[NDArray[np.int64], list[tuple[str, Fingerprint]]]:
         """Return the number of each row's group, and the groups with their fingerprints."""
-        numbers: list[int] = []
-        by_stack: dict[tuple[str, str, int], int] = {}
-        by_text: dict[tuple[str, str, int], _Outline] = {}
-        texts: dict[tuple[int, int, str], int] = {}
-        parameterised = self._own.parameterised
-        envelopes = self._batch.column("envelope").to_pylist()
-        for row, (envelope, where) in enumerate(zip(envelopes, self._places.of, strict=True)):
-            if envelope is None:
-                numbers.append(self._alone(row, None, where))
-                continue
-            start = envelope.find(_FAILURE)
-            opened = envelope.find(_TEXT, start) if start >= 0 else -1
-            first = opened + len(_TEXT)
-            end = envelope.find('"', first) if opened >= 0 else -1
-            if end >= 0 and envelope[end - 1] == "\\":
-                end = _end_of_string(envelope, first)
-            behind = envelope.find(_BEHIND, end) if end >= 0 else -1
-            if behind < 0:
-                numbers.append(self._alone(row, envelope, where))
-                continue
-            trace = envelope.find(_TRACE, end, behind)
-            tail = envelope[end:behind] if trace < 0 else _untraced(envelope[end:behind])
-            if _TEXT in tail:
-                tail = _OTHER_TEXT.sub(_ANY_TEXT, tail)
-            key = (envelope[start:opened], tail, where)
-            number = by_stack.get(key)
-            if number is not None:
-                numbers.append(number)
-                continue
-            outline = by_text.get(key)
-            if outline is None:
-                found = self._own.outlined(key[0], tail)
-                if found is None:
-                    numbers.append(self._alone(row, envelope, where))
-                    continue
-                if found.stack is not None:
-                    number = by_stack[key] = self._number(found.stack, where)
-                    numbers.append(number)
-                    continue
-                outline = by_text[key] = found
-            text = _unescaped(envelope[first:end])
-            if text is None:
-                numbers.append(self._alone(row, envelope, where))
-                continue
-            said = (id(outline), where, parameterised(text))
-            number = texts.get(said)
-            if number is None:
-                number = texts[said] = self._number(self._own.by_text(outline.failure, text), where)
-            numbers.append(number)
+        envelopes = self._batch.column("envelope")
+        heads, texts, tails = _parted(_plain(envelopes).cast(pa.string()))
+        kinds, of = self._kinds(heads, _told(tails))
+        outlines = [None if head is None else self._own.outlined(head, tail)
+                    for head, tail, _ in kinds]  # fmt: skip
+        by_kind = np.array([
+            self._number(one.stack, where) if one is not None and one.stack is not None
+            else _ALONE if one is None else _BY_TEXT
+            for one, (_, _, where) in zip(outlines, kinds, strict=True)
+        ], np.int64)  # fmt: skip
+        numbers = by_kind[of]
+        rows = np.flatnonzero(numbers == _BY_TEXT)
+        if len(rows):
+            numbers[rows] = self._by_texts(texts.take(rows), of[rows], kinds, outlines)
+        for row in np.flatnonzero(numbers == _ALONE).tolist():
+            numbers[row] = self._alone(row, envelopes[row].as_py(), self._places.of[row])
         return numbers, self._groups
+
+    def _kinds(
+        self, heads: pa.Array, tails: pa.Array
+    ) -> tuple[list[tuple[str | None, str, int]], NDArray[np.int64]]:
+        """Return all that differs in something else than a text, and which of it each row is."""
+        encoded = [heads.dictionary_encode("encode"), tails.dictionary_encode("encode"),
+                   pa.array(self._places.of).dictionary_encode()]  # fmt: skip
+        codes = np.zeros(len(heads), np.int64)
+        for one in encoded:
+            codes = codes * len(one.dictionary) + one.indices.to_numpy()
+        together = pa.array(codes).dictionary_encode()
+        found: list[tuple[str | None, str, int]] = []
+        for code in together.dictionary.to_pylist():
+            words: list[Any] = []
+            rest = code
+            for one in reversed(encoded):
+                rest, place = divmod(rest, len(one.dictionary))
+                words.append(one.dictionary[place].as_py())
+            found.append((words[2], words[1], words[0]))
+        return found, together.indices.to_numpy().astype(np.int64)
+
+    def _by_texts(
+        self,
+        texts: pa.Array,
+        of: NDArray[np.int64],
+        kinds: list[tuple[str | None, str, int]],
+        outlines: list[_Outline | None],
+    ) -> NDArray[np.int64]:
+        """Return the groups of rows by their *texts*, each *of* a kind; some may be `_ALONE`."""
+        places, said = self._own.all_parameterised(texts)
+        codes = of * len(said) + places
+        odd = np.flatnonzero(_has_odd_signs(texts))
+        codes[odd] = -1 - odd  # looked at one by one
+        together = pa.array(codes).dictionary_encode()
+        distinct = together.dictionary.to_numpy()
+        found: NDArray[np.int64] = np.full(len(distinct), _ALONE, np.int64)
+        order: NDArray[np.int64] = together.indices.to_numpy()
+        _, first = np.unique(order, return_index=True)
+        for place, text in enumerate(texts.take(first).to_pylist()):
+            kind = of[first[place]]
+            outline, whole = outlines[kind], _unescaped(text)
+            if outline is not None and whole is not None:
+                group = self._own.by_text(outline.failure, whole)
+                found[place] = self._number(group, kinds[kind][2])
+        return found[order]
 
     def _alone(self, row: int, envelope: str | None, where: int) -> int:
         """Return the group of one row, by all of its envelope."""
@@ -336,7 +389,7 @@ class _Places:
             own = pc.fill_null(column.indices, len(words) - 1).to_numpy(zero_copy_only=False)
             numbers = numbers * len(words) + own
             self._words.append(words)
-        self.of: list[int] = numbers.tolist()
+        self.of: NDArray[np.int64] = numbers
 
     def name(self, number: int) -> tuple[str, ...]:
         """Return the words of a place."""
@@ -347,16 +400,15 @@ class _Places:
         return tuple(reversed(found))
 
 
-def _first_of_each(numbers: list[int], ids: pa.Array) -> list[int]:
+def _first_of_each(numbers: NDArray[np.int64], ids: pa.Array) -> list[int]:
     """Return, of each number, the row with the smallest id, the first one if several have it."""
-    filled = pc.fill_null(ids, "")
-    rows = pa.table({"number": pa.array(numbers, pa.int64()), "id": filled})
+    rows = pa.table({"number": pa.array(numbers), "id": ids})
     smallest = rows.group_by("number").aggregate([("id", "min")]).sort_by("number")
     least = smallest.column("id_min").combine_chunks().take(rows.column("number").combine_chunks())
-    (found,) = np.nonzero(pc.equal(filled, least).to_numpy(zero_copy_only=False))
+    (found,) = np.nonzero(pc.equal(ids, least).to_numpy(zero_copy_only=False))
     first: dict[int, int] = {}
-    for row in found.tolist():
-        first.setdefault(numbers[row], row)
+    for row, number in zip(found.tolist(), numbers[found].tolist(), strict=True):
+        first.setdefault(number, row)
     return list(first.values())
 
 
@@ -364,17 +416,53 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
+def _parted(envelopes: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return what stands before the text of each root, that text, and what stands behind it.
+
+    All of a failure; null where it is written in another way than Holdfast writes it.
+    """
+    _, rest = _halves(envelopes, _FAILURE)
+    heads, rest = _halves(rest, _TEXT)
+    rest, _ = _halves(rest, _BEHIND)
+    texts, tails = _halves(rest, '"')
+    if pc.any(pc.ends_with(texts, "\\")).as_py():  # that quote was part of the text
+        same = pc.replace_substring(rest, '\\"', "\\u0022")
+        rest = pc.if_else(pc.match_substring(rest, "\\\\"), rest, same)
+        texts, tails = _halves(rest, '"')
+        is_odd = pc.ends_with(texts, "\\")
+        texts, tails = (pc.if_else(is_odd, None, one) for one in (texts, tails))
+    heads = pc.if_else(pc.is_valid(tails), heads, None)
+    return heads, texts, tails
+
+
+def _halves(texts: pa.Array, sign: str) -> tuple[pa.Array, pa.Array]:
+    """Return what is before and behind the first *sign* of each of *texts*; null without it."""
+    parts = pc.split_pattern(texts, sign, max_splits=1)
+    ends = parts.offsets.to_numpy()
+    is_whole = np.diff(ends) != 2
+    before, behind = (
+        parts.values.take(pa.array(ends[:-1] + n, mask=is_whole if is_whole.any() else None))
+        for n in (0, 1)
+    )
+    return before, behind
+
+
+def _told(tails: pa.Array) -> pa.Array:
+    """Return *tails* without what has no say: traces, and the texts of exceptions but the root."""
+    encoded = tails.dictionary_encode()
+    has_more = pc.or_(*(pc.match_substring(encoded.dictionary, one) for one in (_TRACE, _TEXT)))
+    if not pc.any(has_more).as_py():
+        return tails
+    told = [_OTHER_TEXT.sub(_ANY_TEXT, _untraced(one)) for one in encoded.dictionary.to_pylist()]
+    return pa.array(told, pa.string()).take(encoded.indices)
+
+
 def _untraced(tail: str) -> str:
     """Return *tail* without the trace at its end, which has no say; all of it if in doubt."""
-    before, _, said = tail.partition(_TRACE)
+    before, sign, said = tail.partition(_TRACE)
     body = said[:-2]
     is_string = body.count('"') == body.count('\\"') and '\\\\"' not in body
-    return before + "}" if is_string and said.endswith('"}') else tail
-
-
-def _end_of_string(envelope: str, first: int) -> int:
-    found = _REST_OF_STRING.match(envelope, first)
-    return found.end() if found is not None else first
+    return before + "}" if sign and is_string and said.endswith('"}') else tail
 
 
 def _unescaped(text: str) -> str | None:

@@ -1,8 +1,9 @@
 """One Spark session for all Spark tests.
 
 The JVM takes seconds to start and longer to be warm, so all of them run in one worker of a
-parallel run: the suite is distributed by file (`--dist loadfile`), and `tests/conftest.py` gives
-the files of this folder one scope. What needs a session of another kind has a process of its own.
+parallel run, or those that mostly wait in another: the suite is distributed by file (`--dist
+loadfile`), and `tests/conftest.py` gives the files of this folder two scopes. What needs a session
+of another kind has a process of its own.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ CONF = {
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
+    # A query of a few rows is sooner done than compiled; the cluster's tests compile theirs.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.streaming.stateStore.numThreads": "2",
 }
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",  # of a log of two lines; fifty otherwise
 }
 """What makes Delta Lake a format of a session."""
 

@@ -45,14 +45,14 @@ VECTORS = json.loads(files("holdfast.dlq").joinpath("vectors.json").read_text())
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Generated:
-    """Share 50,000 generated letters with a hot key, in two files."""
+    """Share 25,000 generated letters with a hot key, in two files."""
     found = generate(
-        tmp_path_factory.mktemp("made"), Recipe(records=50_000, entities=5_000, hot_share=0.5)
+        tmp_path_factory.mktemp("made"), Recipe(records=25_000, entities=5_000, hot_share=0.5)
     )
     (file,) = found.letters.glob("*.parquet")
     table = pq.read_table(file)
-    pq.write_table(table.slice(0, 20_000), found.letters / "one.parquet")
-    pq.write_table(table.slice(20_000), found.letters / "two.parquet")
+    pq.write_table(table.slice(0, 10_000), found.letters / "one.parquet")
+    pq.write_table(table.slice(10_000), found.letters / "two.parquet")
     file.unlink()
     return found
 

@@ -60,7 +60,9 @@ def test_a_replay_waits_for_a_broker_that_was_killed_and_every_effect_is_there_o
     )  # fmt: skip
     plan = make_plan(spark, request, ADA).plan
     assert plan is not None
-    lanes = SparkLanes(spark=spark, database=database, broker=f"{own_kafka.url}?{QUICK}")
+    # Less than Kafka takes to start: the client gives up, and the lane itself is patient.
+    broker = f"{own_kafka.url}?timeout=5&publish_within=2"
+    lanes = SparkLanes(spark=spark, database=database, broker=broker)
     leader = Leader(store, lanes, plan, Pace(batch=BATCH, lease_seconds=5.0, poll_seconds=0.1))
     leader.until_sent(100)
     own_kafka.kill()
