@@ -38,6 +38,7 @@ def main() -> int:
     if unknown := [name for name in chosen if name not in subjects]:
         parser.error(f"no subject {', '.join(unknown)}; there are {', '.join(sorted(subjects))}")
     sys.path[:0] = [str(HERE), str(HERE.parent)]
+    os.environ["PYTHONPATH"] = str(HERE)  # programs that are started find their neighbours
     wide = None if sys.stdout.isatty() else 150
     bench = Bench(HERE, Console(width=wide))
     for name in chosen or sorted(subjects):

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from holdfast.ports import Delivery, Lane
 
 
-FULL, DRAINED = 200, 50
+FULL, DRAINED = 1000, 500
 """Backlog at which a lane stops fetching, and at which it goes on."""
+_FULL_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
@@ -53,6 +54,12 @@ class KafkaLane:
     """When it came or last brought something, by the monotonic clock."""
     choked: bool = False
     """Whether fetching stopped because of the backlog."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough of it is in the backlog, by number or by size."""
+        backlog = self.backlog
+        return len(backlog) >= FULL or sum([len(one.body or b"") for one in backlog]) >= _FULL_BYTES
 
     def position(self, reached: int | None) -> int | None:
         """Return the lowest offset that must be read again after a crash; None if that is unknown.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.brokers.groups.member import OwnedLanes
 from holdfast.brokers.groups.source import GroupSource
 from holdfast.brokers.kafka.driver import Rebalancing
-from holdfast.brokers.kafka.offsets import DRAINED, FULL, KafkaLane, OffsetTracker
+from holdfast.brokers.kafka.offsets import DRAINED, KafkaLane, OffsetTracker
 from holdfast.brokers.kafka.standstill import StandstillDetector
 from holdfast.clock import seconds_since_epoch
 from holdfast.errors import BrokerDown, ConfigurationError, Unsupported
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.brokers.kafka")
 _SLICE = 0.1  # how long one wait in the client may last: neither client can be woken
+_SHORT_SLICE = 0.01  # while a lane is paused: it is to go on as soon as enough of it is done
 
 
 class ListenerGuard:
@@ -67,6 +68,10 @@ class KafkaSource(GroupSource[KafkaLane]):
     A released message goes into a local backlog, ahead of everything newer of its lane, so
     no later message of its key overtakes it; after a crash or a rebalance the broker hands
     out everything from the committed offset on.
+
+    What comes of a paused lane waits in its backlog, and only one that is full is paused in the
+    client: that throws away what it has fetched, and after a resume nothing comes until its
+    question about the other partitions is answered, half a second later.
     """
 
     def __init__(
@@ -104,17 +109,21 @@ class KafkaSource(GroupSource[KafkaLane]):
         while True:
             self._books.commit_if_due(self._member)
             left = max(until - self._clock.monotonic(), 0.0)
-            ready = sum(len(s.backlog) for s in self._lanes.values() if s.lane not in self._paused)
+            going = [state for lane, state in self._lanes.items() if lane not in self._paused]
+            ready = sum([len(state.backlog) for state in going])
+            is_held = bool(self._lanes) and not going
+            slice_ = min(left, _SLICE if len(going) == len(self._lanes) else _SHORT_SLICE)
             # Asked even when the backlog fills the batch: it keeps the membership alive.
-            room = max(limit - ready, 1)
-            wait = 0.0 if ready or self._wake_asked else min(left, _SLICE)
-            fetched = self._fetched(room, wait)
+            room = 1 if is_held else max(limit - ready, 1)
+            fetched = self._fetched(room, 0.0 if is_held or ready or self._wake_asked else slice_)
             self._after_rebalance(fetched)
             batch = self._from_backlog(limit)
             self._admit(fetched, limit, batch)
             if batch or left <= 0 or self._wake_asked:
                 self._wake_asked = False
                 return batch
+            if is_held:
+                self._clock.sleep(slice_)
 
     def _fetched(self, limit: int, wait: float) -> list[list[Delivery]]:
         """Return what the client has; one that stands still is replaced."""
@@ -166,7 +175,7 @@ class KafkaSource(GroupSource[KafkaLane]):
             state.moved_at = now
             if lane in self._paused or len(batch) + len(run) > limit:
                 state.backlog += run
-                if len(state.backlog) >= FULL and not state.choked and lane not in self._paused:
+                if not state.choked and state.is_full:
                     self._member.pause([lane])
                     state.choked = True
             else:
@@ -177,8 +186,7 @@ class KafkaSource(GroupSource[KafkaLane]):
         """Set the pauses of what came, and raise what the listener raised inside the client."""
         if self._came:
             # Both ways: librdkafka keeps a pause while the lane is away, kafka-python may not.
-            shut = self._paused & self._lanes.keys()
-            shut |= {lane for lane, state in self._lanes.items() if state.choked}
+            shut = {lane for lane, state in self._lanes.items() if state.choked}
             self._member.resume(self._lanes.keys() - shut)
             self._member.pause(shut)
             self._came = False
@@ -247,19 +255,6 @@ class KafkaSource(GroupSource[KafkaLane]):
         """Forget *lanes* without a commit: they belong to somebody else already."""
         self._owned.lose(lanes)
 
-    def pause(self, lanes: Iterable[Lane]) -> None:
-        """Hand out nothing from *lanes*, whoever assigns them anew."""
-        new = set(lanes) - self._paused
-        self._paused |= new
-        self._member.pause([lane for lane in new if lane in self._lanes])
-
-    def resume(self, lanes: Iterable[Lane]) -> None:
-        """Hand out from *lanes* again."""
-        gone = self._paused & set(lanes)
-        self._paused -= gone
-        owned = [self._lanes[lane] for lane in gone if lane in self._lanes]
-        self._member.resume([state.lane for state in owned if not state.choked])
-
     def lag(self) -> Mapping[Lane, int]:
         """Return what each owned lane holds and this member has not settled.
 
@@ -297,7 +292,7 @@ class KafkaSource(GroupSource[KafkaLane]):
         self._member.commit({lane: offset}, self._timeout)
         self._member.seek(lane, offset)
         self._books.open(lane, at=offset)
-        if choked and lane not in self._paused:
+        if choked:
             self._member.resume([lane])
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from holdfast.dlq.replay.plan import PlanState
 from holdfast.spark_jobs.analytics.duckdb_engine import DuckDbEngine
 from holdfast.spark_jobs.archive.state import LocalFolder, StateLog
 from holdfast.spark_jobs.generator import Recipe, generate
-from tests.integration.test_replay import Shop
+from tests.integration.test_replay import ADA, Shop
 from tests.integration.test_replay_lanes import frozen
 from tests.servers.spark import SparkCluster
 from tests.servers.waiting import wait_until
@@ -189,10 +189,11 @@ def submitted_replay(
         "replay", plan.id, "--database", url_of(store, folder), "--broker", kafka,
         "--batch", str(how.batch), "--reason", "fixed in 1.4.2",
     )  # fmt: skip
-    shares = iter([how.count * (n + 1) // (how.kills + 2) for n in range(how.kills)])
-    for share in shares:
+    for _ in range(how.kills):
+        share = sent() + 4 * how.batch
         killed_in_the_middle(cluster, lambda _worker, share=share: sent() > share)
     assert sent() < how.count
+    plans.slow(plans.find(plan.id), ADA, Rate.parse("5000/s"))  # slow only until the last kill
     # No effect before all is out: what is confirmed is not sent again, whatever a lane's mark says.
     wait_until(lambda: sent() == how.count, "everything to be sent", PATIENCE)
     with Billing(url, kafka, private, group).running() as billing:
@@ -240,7 +241,7 @@ def test_a_large_triage_and_a_large_replay_are_right_through_many_kills(
     """Three hundred thousand letters and twenty thousand messages, three workers killed each."""
     with SparkCluster() as cluster:
         submitted_triage(cluster, shipped, tmp_path, 300_000, kills=3)
-        how = Replay(count=20_000, batch=200, rate="400/s", kills=3)
+        how = Replay(count=20_000, batch=200, rate="80/s", kills=3)
         submitted_replay(cluster, shipped, store, kafka.url, tmp_path, how)
 
 
