@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import select, update
 
+from holdfast.cli import main
 from holdfast.db.engine import open_database
 from holdfast.dlq import create_tables
 from holdfast.dlq.destination import DeadLetterStore
@@ -193,6 +194,23 @@ def test_an_erased_subject_is_gone_from_the_disk_and_does_not_come_back(
     assert archive.state().number == 2
     returned = lettered(9, datetime.now(UTC) + timedelta(hours=1), subject="ada-4711")
     assert add(archive, [files_of(tmp_path / "new", [returned])]).total == 3
+
+
+def test_each_command_of_the_archive_writes_its_page(spark: SparkSession, tmp_path: Path) -> None:
+    """Also those that find nothing to do."""
+    place = f"{tmp_path}/letters"
+    add(Archive(spark, place), [files_of(tmp_path / "in", [lettered(1)])])
+    commands = {
+        "compact": (),
+        "expire": ("--older-than", "900d"),
+        "erase": ("nobody", "--reason", "request 18"),
+    }
+    for name, words in commands.items():
+        page = tmp_path / f"{name}.html"
+        with pytest.raises(SystemExit) as ended:
+            main(["spark", "archive", name, *words, "--to", place, "--report", str(page)])
+        assert not ended.value.code
+        assert "Dead letters by day" in page.read_text()
 
 
 def test_two_jobs_at_once_are_one_job_and_an_error(spark: SparkSession, tmp_path: Path) -> None:
