@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.files import read_files
+from holdfast.spark_jobs.secrets import hidden
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class SourceSpec:
     format: str = ""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    """Of Kafka, perhaps as references; other servers have both in their `place`."""
 
     @classmethod
     def parse(cls, text: str, *, format: str | None = None) -> SourceSpec:  # noqa: A002
@@ -59,8 +63,9 @@ class SourceSpec:
 
     @classmethod
     def _server(cls, text: str, scheme: str) -> SourceSpec:
-        url = urlsplit(text)
-        given = parse_qsl(url.query, keep_blank_values=True)
+        bare, shown = hidden(text)  # or `${file:/run/x}` in a password would end the host
+        url = urlsplit(bare)
+        given = [(name, shown(value)) for name, value in parse_qsl(url.query, True)]
         topics = tuple(value for name, value in given if name == "topic")
         if not topics:
             if scheme.partition("+")[0] in _DATABASES:
@@ -70,14 +75,16 @@ class SourceSpec:
             )
         rest = [(name, value) for name, value in given if name != "topic"]
         if scheme == "kafka" and dict(rest).get("via") != "adapter":
-            place = url.netloc.rpartition("@")[2]
-            return cls(kind="kafka", place=place, topics=topics, options=dict(rest))
+            user, password = (shown(unquote(one or "")) for one in (url.username, url.password))
+            place = shown(url.netloc.rpartition("@")[2])
+            return cls(kind="kafka", place=place, topics=topics, options=dict(rest), user=user,
+                       password=password)  # fmt: skip
         options = dict(rest)
         options.pop("via", None)
         # The query that is left belongs to the adapter; the rest stays to the letter.
         query = urlencode(options, safe="${}:/.")
-        bare = text.partition("?")[0] + (f"?{query}" if query else "")
-        return cls(kind="broker", place=bare, topics=topics)
+        place = text.partition("?")[0] + (f"?{query}" if query else "")
+        return cls(kind="broker", place=place, topics=topics)
 
 
 def read(

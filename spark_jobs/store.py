@@ -15,7 +15,7 @@ from holdfast.errors import ConfigurationError, DependencyDown
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.files import upgraded
 from holdfast.spark_jobs.secrets import revealed
-from holdfast.spark_jobs.session import require
+from holdfast.spark_jobs.session import is_remote, require
 from holdfast.urls import mask
 
 if TYPE_CHECKING:
@@ -58,10 +58,14 @@ def table(
     partitions: int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return any table *name* of the database at *url*, read in ranges of *column*."""
+    """Return any table *name* of the database at *url*, read in ranges of *column*.
+
+    Over Spark Connect the server logs what a reader was told, a password with it: there a store
+    that has one is read by Python, which looks it up where the tasks run.
+    """
     parsed = make_url(revealed(url))
     backend = parsed.get_backend_name()
-    if backend == "sqlite":
+    if backend == "sqlite" or (is_remote(spark) and parsed.password is not None):
         from holdfast.spark_jobs.data_source import read_table
 
         return read_table(spark, url, name, column=column, partitions=partitions)

@@ -245,7 +245,7 @@ class _Run:
         if source.kind == "store":
             raise ConfigurationError(
                 "a store changes while it is read: first  holdfast spark archive add --from "
-                f"{source.place} --to FOLDER, then transform --from archive:FOLDER"
+                f"{mask(source.place)} --to FOLDER, then transform --from archive:FOLDER"
             )
         is_same = source.place.rstrip("/") == target.place.rstrip("/")
         if source.kind in ("kafka", "broker"):

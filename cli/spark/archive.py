@@ -111,6 +111,7 @@ def compact_(
     to: Place,
     target: Annotated[int, typer.Option(min=1024, help="Bytes that a file should have.")] = TARGET,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Join the small files of a day into few; the records stay the same."""
@@ -118,6 +119,7 @@ def compact_(
         archive = Archive(spark, to)
         done = compact(archive, target=target)
         archive.swept()
+        _save(report, archive, done)
     _tell(f"{done.files_before:,} files became {done.files_after:,}", done, as_json=as_json)
 
 
@@ -132,6 +134,7 @@ def expire_(
         bool, typer.Option("--pending-too", help="Also what nobody has decided about.")
     ] = False,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Delete letters that failed long ago; pending ones stay unless --pending-too."""
@@ -140,6 +143,7 @@ def expire_(
         archive = Archive(spark, to)
         done = expire(archive, older_than=length, pending_too=pending_too)
         archive.swept()
+        _save(report, archive, done)
     _tell(f"{done.deleted:,} dead letters expired", done, as_json=as_json)
 
 
@@ -150,6 +154,7 @@ def erase_(
     to: Place,
     reason: Reason,
     where: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Delete all letters of one data subject, and the files that held them, at once.
@@ -158,7 +163,9 @@ def erase_(
     subject is not taken into the archive again.
     """
     with running("archive erase", where) as spark:
-        done = erase(Archive(spark, to), subject, reason=reason)
+        archive = Archive(spark, to)
+        done = erase(archive, subject, reason=reason)
+        _save(report, archive, done)
     _tell(f"{done.deleted:,} dead letters erased", done, as_json=as_json)
 
 
@@ -194,6 +201,12 @@ def show(
     if days:
         rows: list[list[Any]] = [[day, *figures] for day, figures in sorted(days.items())]
         print_table(["day", "letters", "files", "bytes"], rows)
+
+
+def _save(report: Path | None, archive: Archive, done: Kept) -> None:
+    if report is not None:
+        facts = {"deleted": done.deleted, "files before": done.files_before}
+        save_page(report, archive_page(archive.place, archive.state(), facts))
 
 
 def _tell(text: str, done: Kept, *, as_json: bool) -> None:

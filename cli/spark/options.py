@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,11 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.errors import translated
 from holdfast.spark_jobs.progress import watched
+from holdfast.spark_jobs.secrets import require_no_secret
 from holdfast.spark_jobs.session import SUBMITTED, SparkTarget, has_session, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -106,15 +108,28 @@ def _settings(given: list[str] | None) -> dict[str, str]:
 @contextmanager
 def running(job: str, options: SparkOptions) -> Iterator[SparkSession]:
     """Yield the session of *job*, with its progress shown; Spark's errors come out as ours."""
+    cluster = options.cluster()
+    if cluster.master == SUBMITTED:
+        _refuse_shown_secrets(sys.argv)
     with translated():
         is_ours = not has_session()
-        spark = session(job, options.cluster())
+        spark = session(job, cluster)
     try:
         with translated(), shown(job) as tell, watched(spark, tell):
             yield spark
     finally:
         if is_ours:  # one that was there before belongs to somebody else
             spark.stop()
+
+
+def _refuse_shown_secrets(words: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for a URL with a secret on the command line of a submitted job.
+
+    Spark writes that line into the event log and onto its web page.
+    """
+    for word in words:
+        if "://" in word:
+            require_no_secret(word)
 
 
 @contextmanager

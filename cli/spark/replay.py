@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Engine
 
-    from holdfast.dlq.replay.plan import ReplayPlan, RunResult
+    from holdfast.dlq.replay.lane_check import PlanCheck
+    from holdfast.dlq.replay.plan import ReplayPlan
     from holdfast.spark_jobs.planning import Planned
 
 _DRAIN_SECONDS = 60.0
@@ -203,17 +204,26 @@ def replay(
                     note(f"plan {found.short} keeps its messages. Go on with:  {resuming(found)}")
                     raise
         if report is not None:
-            _save_replay(report, engine, plans.find(found.id), ending)
+            told = f"{ending.kind.value}: {ending.reason}"
+            _save_replay(report, engine, plans.find(found.id), told)
         tell(engine, plans.find(found.id), ending, as_json=as_json)
     raise SystemExit(ending_code(ending))
 
 
-def _save_replay(report: Path, engine: Engine, plan: ReplayPlan, ending: RunResult) -> None:
+def _save_replay(report: Path, engine: Engine, plan: ReplayPlan, ending: str) -> None:
     with engine.connect() as db:
         marks = marks_of(db, plan.id)
     counts = Plans(engine).tally(plan)
-    told = f"{ending.kind.value}: {ending.reason}"
-    save_page(report, replay_page(plan, counts, marks, ending=told))
+    save_page(report, replay_page(plan, counts, marks, ending=ending))
+
+
+def _verdict(check: PlanCheck) -> str:
+    return (
+        f"manifest {'is whole' if check.is_whole else 'WAS CHANGED'}; {check.confirmed:,} "
+        f"confirmed, {check.failed:,} failed again, {check.aside:,} set aside, {check.unsent:,} "
+        f"not sent, {check.unconfirmed:,} sent and without an outcome, {check.contradictions:,} "
+        "confirmed and their letters still pending"
+    )
 
 
 def verify(
@@ -223,6 +233,7 @@ def verify(
     database: Database,
     actor: Actor = None,
     spark: SparkOptions,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Compare a plan with lanes, its ledger, and what the consumers confirmed."""
@@ -235,15 +246,12 @@ def verify(
         if check.is_whole and not check.contradictions:
             found = plans.ended(found, operator(actor, "verify: every message has an outcome"))
         counts = plans.tally(found)
+        if report is not None:
+            _save_replay(report, engine, found, f"verified: {_verdict(check)}")
     if as_json:
         print_json({**facts_of(found, counts), **asdict(check), "waiting": check.waiting})
     else:
-        say(f"plan {found.short}: manifest {'is whole' if check.is_whole else 'WAS CHANGED'}; "
-            f"{check.confirmed:,} of {found.total:,} confirmed, {check.failed:,} failed again, "
-            f"{check.aside:,} set aside, {check.unsent:,} not sent, {check.unconfirmed:,} sent and "
-            "without an outcome")  # fmt: skip
-        if check.contradictions:
-            say(f"{check.contradictions:,} are confirmed and their letters still pending")
+        say(f"plan {found.short} of {found.total:,}: {_verdict(check)}")
     if not check.is_whole or check.contradictions:
         raise SystemExit(EXIT_NOT_FOUND)
     if check.waiting:

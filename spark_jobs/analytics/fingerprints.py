@@ -116,23 +116,34 @@ def likeness(text: str) -> bytes:
     return found if b"0x" in found else found.translate(_ANY_DIGIT)
 
 
-def families(texts: pa.Array) -> pa.Array:
+def families(texts: pa.Array) -> pa.DictionaryArray:
     """Return what each of *texts* has in common with others that differ in digits or tokens.
 
     Behind a sign where no mask but a URL can be under way, a UUID is one whatever its digits are;
     its length is kept, for a URL ends by it. Between spaces nothing is under way: there the
     digits of a number or an IP address have no say, nor how many there are, nor have those of a
     long hexadecimal number and the name in an email address.
+
+    It is a dictionary without repetitions. Each step looks at what the one before left different:
+    most texts differ in digits alone.
     """
     texts = pc.utf8_slice_codeunits(texts, 0, rules.MOST_TEXT)
-    alike = _with_any_digit(texts)
+    alike = _with_any_digit(texts).dictionary_encode()
+    may_be_exact = pc.any(pc.match_substring(alike.dictionary, "1x")).as_py()
     for pattern, same in ((_UUID, _ANY_UUID), *_TOKENS):
-        replaced = pc.replace_substring_regex(alike, pattern=pattern, replacement=same)
+        words = alike.dictionary
+        replaced = pc.replace_substring_regex(words, pattern=pattern, replacement=same)
         if pattern is _UUID:
-            is_short = pc.less(pc.binary_length(alike), _LONGEST_WITH_UUID)
-            replaced = pc.if_else(is_short, replaced, alike)
-        alike = replaced
-    return pc.if_else(pc.match_substring(texts, "0x"), texts, alike)
+            is_short = pc.less(pc.binary_length(words), _LONGEST_WITH_UUID)
+            replaced = pc.if_else(is_short, replaced, words)
+        fewer = replaced.dictionary_encode()
+        alike = pa.DictionaryArray.from_arrays(
+            fewer.indices.take(alike.indices), fewer.dictionary, safe=False
+        )
+    if not may_be_exact:
+        return alike
+    is_exact = pc.match_substring(texts, "0x")
+    return pc.if_else(is_exact, texts, alike.dictionary_decode()).dictionary_encode()
 
 
 def _has_odd_signs(texts: pa.Array) -> NDArray[np.bool_]:
@@ -140,10 +151,14 @@ def _has_odd_signs(texts: pa.Array) -> NDArray[np.bool_]:
 
     Digits count in the escape of a sign but the quotation mark, and escapes make a text longer.
     """
-    is_other = pc.match_substring_regex(texts, r"\\u(?:[^0]|0[^0]|00[^2]|002[^2])")
-    is_long = pc.greater(pc.binary_length(texts), rules.MOST_TEXT)
-    odd = pc.or_(is_other, pc.and_(pc.match_substring(texts, "\\"), is_long))
-    return np.asarray(odd.to_numpy(zero_copy_only=False), bool)
+    odd: NDArray[np.bool_] = np.zeros(len(texts), bool)
+    rows = np.flatnonzero(pc.match_substring(texts, "\\").to_numpy(zero_copy_only=False))
+    if len(rows):
+        escaped = texts.take(rows)
+        is_other = pc.match_substring_regex(escaped, r"\\u(?:[^0]|0[^0]|00[^2]|002[^2])")
+        is_long = pc.greater(pc.binary_length(escaped), rules.MOST_TEXT)
+        odd[rows] = pc.or_(is_other, is_long).to_numpy(zero_copy_only=False)
+    return odd
 
 
 def _with_any_digit(texts: pa.Array) -> pa.Array:
@@ -203,7 +218,7 @@ class Fingerprinter:
 
     def all_parameterised(self, texts: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
         """Return *texts*, as JSON writes them, as the rules parameterise them: places in a list."""
-        encoded = families(texts).dictionary_encode()
+        encoded = families(texts)
         numbers = encoded.indices.to_numpy()
         _, first = np.unique(numbers, return_index=True)
         alike = zip(encoded.dictionary.to_pylist(), texts.take(first).to_pylist(), strict=True)
@@ -421,9 +436,9 @@ def _parted(envelopes: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
 
     All of a failure; null where it is written in another way than Holdfast writes it.
     """
-    _, rest = _halves(envelopes, _FAILURE)
+    rest = _half(envelopes, _FAILURE, 1)
     heads, rest = _halves(rest, _TEXT)
-    rest, _ = _halves(rest, _BEHIND)
+    rest = _half(rest, _BEHIND, 0)
     texts, tails = _halves(rest, '"')
     if pc.any(pc.ends_with(texts, "\\")).as_py():  # that quote was part of the text
         same = pc.replace_substring(rest, '\\"', "\\u0022")
@@ -438,13 +453,19 @@ def _parted(envelopes: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
 def _halves(texts: pa.Array, sign: str) -> tuple[pa.Array, pa.Array]:
     """Return what is before and behind the first *sign* of each of *texts*; null without it."""
     parts = pc.split_pattern(texts, sign, max_splits=1)
+    return _taken(parts, 0), _taken(parts, 1)
+
+
+def _half(texts: pa.Array, sign: str, which: int) -> pa.Array:
+    """Return one of the two halves alone: each is a copy."""
+    return _taken(pc.split_pattern(texts, sign, max_splits=1), which)
+
+
+def _taken(parts: pa.ListArray, which: int) -> pa.Array:
     ends = parts.offsets.to_numpy()
     is_whole = np.diff(ends) != 2
-    before, behind = (
-        parts.values.take(pa.array(ends[:-1] + n, mask=is_whole if is_whole.any() else None))
-        for n in (0, 1)
-    )
-    return before, behind
+    places = pa.array(ends[:-1] + which, mask=is_whole if is_whole.any() else None)
+    return parts.values.take(places)
 
 
 def _told(tails: pa.Array) -> pa.Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive.marks import store_horizon
 from holdfast.spark_jobs.archive.table import (
@@ -256,5 +257,11 @@ def _oddities(archive: Archive, staged: Sequence[DataFile]) -> dict[str, int]:
     if not staged:
         return {"newer": 0, "outliers": 0}
     newer = F.count_if(F.col("record_version") > records.SCHEMA_VERSION)
-    row: Any = archive.raw(staged).agg(newer, F.count_if("clock_outlier")).first()
+    nameless = F.count_if(F.col("dlq_id").isNull())
+    row: Any = archive.raw(staged).agg(newer, F.count_if("clock_outlier"), nameless).first()
+    if row[2]:  # letters without an id look like one letter to all that follows
+        raise ConfigurationError(
+            "some records have no dlq_id, so nobody can tell them apart: nothing is archived; look "
+            "for them in the files with  dlq_id IS NULL"
+        )
     return {"newer": row[0], "outliers": row[1]}

@@ -9,6 +9,7 @@ nothing of it is kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import ConfigurationError, Transient
+from holdfast.spark_jobs.errors import DiskFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,7 @@ FORMAT = 1
 _LOG = "_holdfast"
 _KEPT = 20
 """How many states stay, for readers that began with an older one."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ArchiveBusy(Transient):
@@ -300,6 +303,13 @@ class NumberedLog(Generic[S]):
             raise ArchiveBusy(
                 f"another job has changed the {self._called} meanwhile: nothing of this one is "
                 "kept, run it again"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise DiskFull(
+                f"no room on the disk for the log of the {self._called}: nothing of this job is "
+                "kept; make room and run it again"
             ) from error
         for name in list(self._numbered())[:-_KEPT]:
             self._where.delete(f"{_LOG}/{name}")

@@ -38,6 +38,8 @@ from holdfast.ids import new_id
 from holdfast.message import Message
 from holdfast.outbox.rows import Row, staged, values
 from holdfast.ports import Delivery, Lane
+from holdfast.spark_jobs.sources import SourceSpec
+from holdfast.spark_jobs.topics import kafka_ends
 from holdfast.testing import check_nothing_lost, check_order_per_key, wait_until
 from holdfast.urls import BrokerUrl
 from tests.kafka.members import QUICK, SCHEMES, STEADY
@@ -1079,6 +1081,24 @@ def test_a_password_in_the_url_opens_the_door_and_is_never_shown(
     assert len(_take(source, 3)) == 3
     source.close()
     assert guarded.password not in broker.name
+
+
+def test_spark_jobs_ask_a_guarded_server_where_its_topics_end(
+    connect: Opener, guarded: GuardedKafka
+) -> None:
+    """By the user in the URL and by the trust that Spark's own client is told."""
+    at = f"{guarded.user_name}:{guarded.password}@{guarded.sasl}"
+    broker = connect("kafka", at, **PLAIN_SASL["kafka"])
+    topic = _topic(broker)
+    _publish(broker, _messages(topic, 3))
+    by_password = f"kafka://{at}?topic={topic}&kafka.security.protocol=SASL_PLAINTEXT"
+    by_trust = (
+        f"kafka://{guarded.tls}?topic={topic}&kafka.security.protocol=SSL"
+        f"&kafka.ssl.truststore.type=PEM&kafka.ssl.truststore.location={guarded.certificate}"
+    )
+    for source in (by_password, by_trust):
+        ends = kafka_ends(SourceSpec.parse(source))
+        assert sum(ends[topic].values()) == 3
 
 
 def test_a_wrong_password_is_a_configuration_error(

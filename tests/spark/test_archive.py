@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import select, update
 
+from holdfast.cli import main
 from holdfast.db.engine import open_database
 from holdfast.dlq import create_tables
 from holdfast.dlq.destination import DeadLetterStore
@@ -19,7 +21,13 @@ from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive import adding
 from holdfast.spark_jobs.archive.adding import add
 from holdfast.spark_jobs.archive.keeping import compact, erase, expire
-from holdfast.spark_jobs.archive.state import ArchiveBusy, HadoopFolder, LocalFolder, StateLog
+from holdfast.spark_jobs.archive.state import (
+    ArchiveBusy,
+    ArchiveState,
+    HadoopFolder,
+    LocalFolder,
+    StateLog,
+)
 from holdfast.spark_jobs.archive.table import UNKNOWN_DAY, Archive, ArchiveChange
 from holdfast.spark_jobs.errors import DiskFull, translated
 from holdfast.spark_jobs.sources import read
@@ -188,6 +196,23 @@ def test_an_erased_subject_is_gone_from_the_disk_and_does_not_come_back(
     assert add(archive, [files_of(tmp_path / "new", [returned])]).total == 3
 
 
+def test_each_command_of_the_archive_writes_its_page(spark: SparkSession, tmp_path: Path) -> None:
+    """Also those that find nothing to do."""
+    place = f"{tmp_path}/letters"
+    add(Archive(spark, place), [files_of(tmp_path / "in", [lettered(1)])])
+    commands = {
+        "compact": (),
+        "expire": ("--older-than", "900d"),
+        "erase": ("nobody", "--reason", "request 18"),
+    }
+    for name, words in commands.items():
+        page = tmp_path / f"{name}.html"
+        with pytest.raises(SystemExit) as ended:
+            main(["spark", "archive", name, *words, "--to", place, "--report", str(page)])
+        assert not ended.value.code
+        assert "Dead letters by day" in page.read_text()
+
+
 def test_two_jobs_at_once_are_one_job_and_an_error(spark: SparkSession, tmp_path: Path) -> None:
     """Whoever commits second is told so, and leaves no files."""
     archive = Archive(spark, f"{tmp_path}/letters")
@@ -209,7 +234,8 @@ def test_a_full_disk_leaves_the_archive_as_it_was(spark: SparkSession, tmp_path:
     kept, before = archive.state(), ids(archive)
     noise = [lettered(n, payload=bytes((n * m) % 251 for m in range(4000))) for n in range(2, 80)]
     source = files_of(tmp_path / "b", noise)
-    with _room(spark, 20_000), pytest.raises(DiskFull, match="make room"), translated():
+    jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    with _room(jvm, 20_000), pytest.raises(DiskFull, match="make room"), translated():
         add(archive, [source])
     assert archive.state() == kept
     assert ids(archive) == before
@@ -218,10 +244,10 @@ def test_a_full_disk_leaves_the_archive_as_it_was(spark: SparkSession, tmp_path:
 
 
 class _room:  # noqa: N801 - used as a function, in `with`
-    """Let no file of Spark's JVM grow beyond some bytes: a write fails as on a full disk."""
+    """Let no file of a process grow beyond some bytes: a write fails as on a full disk."""
 
-    def __init__(self, spark: Any, most: int) -> None:
-        self._pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    def __init__(self, pid: int, most: int) -> None:
+        self._pid = pid
         self._most = most
 
     def __enter__(self) -> None:
@@ -230,6 +256,26 @@ class _room:  # noqa: N801 - used as a function, in `with`
 
     def __exit__(self, *_: object) -> None:
         resource.prlimit(self._pid, resource.RLIMIT_FSIZE, self._before)
+
+
+def test_a_disk_that_is_full_at_the_commit_is_told_too(tmp_path: Path) -> None:
+    """The state before it counts, no draft is left, and the words are those of a full disk."""
+    log = StateLog(LocalFolder(tmp_path))
+    log.commit(ArchiveState(number=1))
+    large = ArchiveState(number=2, operation="x" * 9000)
+    with _room(os.getpid(), 4000), pytest.raises(DiskFull, match="make room"):
+        log.commit(large)
+    assert log.newest().number == 1
+    assert [one.name for one in (tmp_path / "_holdfast").iterdir()] == ["000000000001.json"]
+
+
+def test_letters_that_cannot_be_told_apart_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without an id all of them would be taken for one letter, and the others be lost."""
+    archive = Archive(spark, f"{tmp_path}/letters")
+    source = files_of(tmp_path / "in", [lettered(1), lettered(2)], dlq_id=None)
+    with pytest.raises(ConfigurationError, match="no dlq_id"):
+        add(archive, [source])
+    assert archive.state().number == 0
 
 
 def test_clocks_that_cannot_be_right_share_one_day(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from holdfast.cli import main
+from holdfast.cli.exits import EXIT_FIX
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs import records
 from holdfast.spark_jobs.archive.adding import add
@@ -189,6 +190,21 @@ def test_a_session_is_local_and_quiet_unless_told() -> None:
     assert (far["spark.jars.packages"], far["spark.ui.enabled"]) == ("a:b:1", "true")
     own = settings_of(SparkTarget(conf={"spark.sql.session.timeZone": "CET"}))
     assert own["spark.sql.session.timeZone"] == "CET"
+
+
+def test_a_submitted_job_refuses_a_password_on_its_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark writes that line into the event log and its page, before a job can do a thing."""
+    words = ["spark", "triage", "--from", "postgresql+psycopg://app:hunter-5@db/shop"]
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(sys, "argv", ["holdfast_job.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == EXIT_FIX
+    assert "write ${NAME}" in said
+    assert "hunter-5" not in said
 
 
 @pytest.mark.parametrize(

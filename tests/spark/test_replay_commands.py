@@ -60,14 +60,15 @@ def test_a_plan_is_made_sent_and_checked_by_its_commands(
                           "--reason", "fixed", "--report",
                           str(tmp_path / "replay.html"))  # fmt: skip
     assert (ending["ending"], ending["sent"]) == ("confirmed", 60)
-    checked = holdfast("spark", "verify", plan)
+    checked = holdfast("spark", "verify", plan, "--report", str(tmp_path / "verify.html"))
     assert (checked["confirmed"], checked["waiting"], checked["is_whole"]) == (60, 0, True)
     assert holdfast("dlq", "verify", plan)["manifest"] is True
     shown = holdfast("dlq", "plans", "show", plan)
     assert (shown["state"], shown["lanes"], shown["items"]) == ("done", 2, {"confirmed": 60})
-    pages = [(tmp_path / f"{name}.html").read_text() for name in ("plan", "replay")]
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("plan", "replay", "verify")]
     assert "Messages by lane" in pages[0]
     assert f"Replay of plan {plan[-8:]}" in pages[1]
+    assert "verified: manifest is whole; 60 confirmed" in pages[2]
     effects = in_order(engine)
     assert sum(map(len, effects.values())) == 60
     assert all(numbers == sorted(numbers) for numbers in effects.values())

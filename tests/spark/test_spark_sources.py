@@ -16,12 +16,13 @@ from holdfast.dlq import DeadLetterTopic, create_tables
 from holdfast.dlq.store.rows import fingerprint_of, letter_of, row_of
 from holdfast.dlq.store.schema import message
 from holdfast.errors import ConfigurationError, DependencyDown
-from holdfast.spark_jobs import records
+from holdfast.spark_jobs import records, topics
 from holdfast.spark_jobs.archive import marks
 from holdfast.spark_jobs.archive.adding import add
 from holdfast.spark_jobs.archive.table import Archive
 from holdfast.spark_jobs.data_source import HoldfastDataSource, TableReader, register
 from holdfast.spark_jobs.errors import translated
+from holdfast.spark_jobs.secrets import require_no_secret
 from holdfast.spark_jobs.sources import SourceSpec, read
 from holdfast.spark_jobs.topics import stream_kafka
 from tests.servers.postgres import Postgres
@@ -121,7 +122,7 @@ def test_the_horizon_waits_for_those_that_are_open_and_for_no_later_ones(
 
 
 def test_kafka_is_read_by_offsets_and_goes_on_where_it_ended(
-    spark: SparkSession, kafka: Any, tmp_path: Path
+    spark: SparkSession, kafka: Any, tmp_path: Path, event_log: Path, capsys: Any
 ) -> None:
     """Letters of two partitions, once; the next run reads what came since and nothing else."""
     topic = "sparkorders.billing.dlq"
@@ -143,6 +144,18 @@ def test_kafka_is_read_by_offsets_and_goes_on_where_it_ended(
         home.put(originals[0])
         done = add(archive, [source])
         assert (done.read, done.new, done.known, done.total) == (2, 1, 1, 21)
+        (tmp_path / "word").write_text("hunter-kafka-3")
+        (tmp_path / "level").write_text("read_committed")
+        guarded = (
+            f"{source}&kafka.isolation.level=${{file:{tmp_path}/level}}"
+            f"&kafka.ssl.key.password=${{file:{tmp_path}/word}}"
+        )
+        frame = read(spark, guarded)
+        assert frame.count() == 22
+        frame.explain("extended")
+        assert "hunter-kafka-3" not in capsys.readouterr().out
+        wait_until(lambda: any("KafkaRelation" in one for one in _logged(event_log)), "the log", 60)
+        assert not any("hunter-kafka-3" in one for one in _logged(event_log))
         assert add(archive, [source]).read == 0
 
         query = (
@@ -316,6 +329,61 @@ def test_a_source_is_one_word(word: str, kind: str, place: str) -> None:
     """What stands in front of it says what it is."""
     spec = SourceSpec.parse(word)
     assert (spec.kind, spec.place) == (kind, place)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_shown"),
+    [
+        ("redis://:${WORD}@h:6379/0", True),
+        ("postgresql+psycopg://app:${file:/run/word}@h/db", True),
+        ("${STORE}", True),
+        ("redis://:word@h:6379/0", False),
+        ("redis://:word${WORD}@h:6379/0", False),
+        ("kafka://h:9092?password=word", False),
+        ("kafka://h:9092?password=${WORD}", True),
+    ],
+)
+def test_a_name_of_a_secret_may_travel_and_a_secret_may_not(url: str, is_shown: bool) -> None:
+    """Also where the name is the whole password."""
+    if is_shown:
+        assert require_no_secret(url) == url
+        return
+    with pytest.raises(ConfigurationError):
+        require_no_secret(url)
+
+
+def test_a_user_of_kafka_is_one_to_both_clients(tmp_path: Path) -> None:
+    """Who is in the URL logs in: by Spark's client, and by ours, which asks for the ends."""
+    (tmp_path / "word").write_text('s3"cret/@')
+    spec = SourceSpec.parse(f"kafka://ann:${{file:{tmp_path}/word}}@h:9092?topic=a")
+    assert (spec.place, spec.user, "cret" in repr(spec)) == ("h:9092", "ann", False)
+    given = topics._settings(spec)
+    assert given["kafka.bootstrap.servers"] == "h:9092"
+    assert (given["kafka.security.protocol"], given["kafka.sasl.mechanism"]) == (
+        "SASL_SSL",
+        "PLAIN",
+    )
+    assert given["kafka.sasl.jaas.config"] == (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        ' username="ann" password="s3\\"cret/@";'
+    )
+    own = SourceSpec.parse("kafka://a%40b:p%2Fw@h?topic=a&kafka.sasl.mechanism=SCRAM-SHA-512"
+                           "&kafka.security.protocol=SASL_PLAINTEXT")  # fmt: skip
+    given = topics._settings(own)
+    assert given["kafka.security.protocol"] == "SASL_PLAINTEXT"
+    assert 'scram.ScramLoginModule required username="a@b"' in given["kafka.sasl.jaas.config"]
+
+
+@pytest.mark.parametrize(
+    "setting", ["kafka.ssl.truststore.location=/x.jks", "kafka.ssl.keystore.location=/x.p12"]
+)
+def test_a_setting_that_only_sparks_client_knows_is_no_reason_to_connect_in_the_clear(
+    setting: str,
+) -> None:
+    """The ends of a topic are asked by our client: it says what it cannot do."""
+    spec = SourceSpec.parse(f"kafka://h:9092?topic=a&kafka.security.protocol=SSL&{setting}")
+    with pytest.raises(ConfigurationError, match="via=adapter"):
+        topics.kafka_ends(spec)
 
 
 def test_a_broker_without_a_topic_is_told_how_to_name_one() -> None:

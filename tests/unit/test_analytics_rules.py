@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.db.text import document
@@ -139,6 +139,7 @@ def test_many_envelopes_get_the_fingerprints_that_the_store_gives_them(
 
 
 @given(st.lists(st.lists(WORDS, max_size=8).map("".join), min_size=1, max_size=6))
+@example(["no cable \u0410", "no cable \u0411"])  # as JSON has them, they differ in a digit
 def test_letters_beside_others_get_the_fingerprints_that_the_store_gives_them(
     texts: list[str],
 ) -> None:
@@ -162,6 +163,10 @@ def test_numbers_that_the_rules_read_in_two_ways_stay_apart() -> None:
     short, long = families(pa.array(["sum 4,12", "sum 1234567890123,12"])).to_pylist()
     assert short != long
     assert parameterised("sum 4,12") != parameterised("sum 1234567890123,12")
+    address, product = families(
+        pa.array(["read at 0x1f3a failed", "read at 2x1f3a failed"])
+    ).to_pylist()
+    assert address != product
 
 
 def test_the_same_is_said_when_the_caches_are_warm() -> None:
