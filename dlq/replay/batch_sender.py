@@ -133,7 +133,7 @@ class BatchSender:
             refused: list[ReplayRefusal] = []
             left: dict[int, Transient] = {}
             for index, error in failed:
-                number, dlq_id = batch.numbers[index], batch.messages[index].dlq_id
+                number, dlq_id = batch.messages.number_of(index)
                 if isinstance(error, ConfigurationError):
                     raise error
                 if isinstance(error, Transient):
@@ -153,7 +153,7 @@ class BatchSender:
             self.pause(_AGAIN)
             if self._mark.plan.state not in SENDABLE:
                 return None, True
-            sent = {number for number in batch.numbers if number not in left}
+            sent = {number for number in batch.messages.numbers if number not in left}
             self._publisher.send(self.stream.current(batch.without(sent)))
 
     def _fit(self, batch: ReplayBatch) -> ReplayBatch:
