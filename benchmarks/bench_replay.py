@@ -179,7 +179,8 @@ def _wire(engine: Engine, broker: Broker, plan: ReplayPlan) -> tuple[str, list[M
     target = Target(broker, None)
     # A fresh cluster has no coordinator for groups yet.
     wait_until(lambda: target.prepare(batch.places) or True, what="the broker knows groups")
-    return batch.messages[0].topic, batch.messages
+    messages = list(batch.messages)
+    return messages[0].topic, messages
 
 
 def _replay(engine: Engine, broker: Any, plan: ReplayPlan) -> float:

@@ -196,7 +196,7 @@ class ReplayHeaders:
 class ReplayStamp:
     """Puts marks on the messages of one plan, topic and group; what they share is made once."""
 
-    __slots__ = ("_group", "_more", "_plan")
+    __slots__ = ("_ends", "_group", "_more", "_plan")
 
     def __init__(self, *, group: str, plan: str, topic: str, commutative: bool = False) -> None:
         self._group = (REPLAY_GROUP, group)
@@ -204,6 +204,8 @@ class ReplayStamp:
         self._more: tuple[tuple[str, str], ...] = ((REPLAY_TOPIC, topic),)
         if commutative:
             self._more += ((REPLAY_COMMUTATIVE, "yes"),)
+        self._ends: dict[int, tuple[tuple[str, str], ...]] = {}
+        """The marks behind the letter's id, by the number of the replay: that is hardly above 3."""
 
     def on(self, own: tuple[Pair, ...], dlq_id: str, count: int) -> tuple[Pair, ...]:
         """Return the headers *own* with marks in place of any older ones."""
@@ -216,8 +218,10 @@ class ReplayStamp:
 
     def texts(self, dlq_id: str, count: int) -> tuple[tuple[str, str], ...]:
         """Return the marks as text."""
-        number = (REPLAY_COUNT, str(count))
-        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), *self._more, number)
+        ends = self._ends.get(count)
+        if ends is None:
+            ends = self._ends[count] = (*self._more, (REPLAY_COUNT, str(count)))
+        return (self._group, self._plan, (REPLAY_DLQ_ID, dlq_id), *ends)
 
 
 def is_id(text: str | None) -> TypeGuard[str]:

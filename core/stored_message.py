@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection
 
+    from holdfast.errors import InvalidMessage
     from holdfast.headers import Pair
 
 
@@ -123,8 +124,8 @@ class StoredMessages(Sequence[StoredMessage]):
         """The topic of each message."""
 
     @abstractmethod
-    def records(self) -> Iterator[Record]:
-        """Return what is sent of each message."""
+    def records(self) -> Iterator[Record | InvalidMessage]:
+        """Return what is sent of each message, or why it cannot be written."""
 
 
 def topics_of(messages: Sequence[Message]) -> list[str]:

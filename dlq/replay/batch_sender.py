@@ -1,4 +1,4 @@
-"""Sending the batches of a plan: one is on its way while the next is read.
+"""Sending the batches of a plan: one is on its way, another waits behind it, more are read.
 
 What cannot be sent, or the broker refuses, is set aside with what follows of its keys. Whoever
 sends says where the mark is kept: with the plan, or with one lane of it.
@@ -7,6 +7,7 @@ sends says where the mark is kept: with the plan, or with one lane of it.
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.db.transactions import committed
@@ -51,8 +52,9 @@ class SendMark(Protocol):
 class BatchSender:
     """Publishes batch after batch; what has landed is marked, and never the other way round.
 
-    With *marks_first* a batch is marked before the next one goes: a crash repeats one batch at
-    most. Without, that happens meanwhile, and it is two.
+    With a *lease*, the seconds for which a mark gives the right to send, the next batch follows
+    as soon as one was taken whole, and that one is marked meanwhile: a crash repeats two batches
+    at most. Without, each is marked before the next one goes: a crash repeats one.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class BatchSender:
         engine: Engine,
         *,
         clock: Clock,
-        marks_first: bool = False,
+        lease: float | None = None,
     ) -> None:
         self.handed = 0
         """Up to here batches were given to the publisher; the last may be on its way."""
@@ -74,36 +76,54 @@ class BatchSender:
         self._target = target
         self._engine = engine
         self._clock = clock
-        self._marks_first = marks_first
+        self._lease = lease
+        self._until = -math.inf
+        """Until then the last mark gives the right to begin with a batch."""
 
     def send(self, end: int, until: int) -> None:
         """Publish up to *end*, of what may be sent up to *until*."""
-        batch = self._fit(self.stream.read(self.handed, end, self._mark.mark))
-        self._target.prepare(batch.places)
+        batch = self._fit(self.stream.read(self.handed, end, self._renew))
         if self._mark.plan.rate.per_second is None:
             self.stream.read_ahead(end, until)
-        landed, is_whole = self._landed()
-        if landed is not None and self._marks_first:
-            self._mark.mark(landed)
-        if self._mark.plan.state in SENDABLE:  # else the batch before may not have gone either
+        self._target.prepare(batch.places)
+        if self._publisher.is_busy and self._clock.monotonic() < self._until:
+            # All that went before the one on its way is marked: so two batches are in doubt.
+            self._publisher.follow(batch, self._until)
+        is_whole = self._settle()
+        if self._publisher.is_busy:
+            self.handed = end
+        elif self._mark.plan.state in SENDABLE:  # else the one before may not have gone either
             self._publisher.send(batch if is_whole else self.stream.current(batch))
             self.handed = end
-        if landed is not None and not self._marks_first:
-            # Published, then marked: between the two a crash duplicates, and never loses.
-            self._mark.mark(landed)
         if end == until:
             self.land()
 
     def land(self) -> None:
         """Wait for what is on its way, and mark it."""
-        landed, _ = self._landed()
+        while self._publisher.is_busy:
+            self._settle()
+
+    def _settle(self) -> bool:
+        """Wait for the batch on its way and mark it; whether the broker took all of it."""
+        landed, is_whole = self._landed()
         if landed is not None:
-            self._mark.mark(landed)
+            # Published, then marked: between the two a crash duplicates, and never loses.
+            self._renew(landed)
+        return is_whole
 
     def pause(self, seconds: float) -> None:
         """Wait, keep the right to send, and hear what others ask of the plan."""
         self._clock.sleep(seconds)
-        self._mark.mark()
+        self._renew()
+
+    def _renew(self, sent: int | None = None) -> None:
+        """Mark as `SendMark` does; what waits is not begun if the plan must not go on."""
+        at = self._clock.monotonic()
+        self._mark.mark(sent)
+        if self._lease is not None:
+            self._until = at + self._lease
+        if self._mark.plan.state not in SENDABLE:
+            self._publisher.withdraw()
 
     def abandon(self, seconds: float) -> None:
         """Mark what is on its way if the broker takes all of it within *seconds*."""
@@ -133,7 +153,7 @@ class BatchSender:
             refused: list[ReplayRefusal] = []
             left: dict[int, Transient] = {}
             for index, error in failed:
-                number, dlq_id = batch.numbers[index], batch.messages[index].dlq_id
+                number, dlq_id = batch.messages.number_of(index)
                 if isinstance(error, ConfigurationError):
                     raise error
                 if isinstance(error, Transient):
@@ -153,7 +173,7 @@ class BatchSender:
             self.pause(_AGAIN)
             if self._mark.plan.state not in SENDABLE:
                 return None, True
-            sent = {number for number in batch.numbers if number not in left}
+            sent = {number for number in batch.messages.numbers if number not in left}
             self._publisher.send(self.stream.current(batch.without(sent)))
 
     def _fit(self, batch: ReplayBatch) -> ReplayBatch:

@@ -144,7 +144,6 @@ class LaneSender:
                     LetterStream(claim.engine, reader, ahead, batch=self._batch),
                     claim.engine,
                     clock=self._clock,
-                    marks_first=True,
                 )
                 for one in marks:
                     self._stage, batches.handed = one.stage, one.sent

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.dlq.replay.item_state import WAITING, ItemState
@@ -135,4 +135,7 @@ class ProgressMonitor:
 
 def plan_row(db: Connection, plan_id: str) -> ReplayPlan:
     """Return the plan as it stands."""
-    return ReplayPlan.of(db.execute(select(plan).where(plan.c.id == plan_id)).mappings().one())
+    return ReplayPlan.of(db.execute(_PLAN, {"plan": plan_id}).mappings().one())
+
+
+_PLAN = select(plan).where(plan.c.id == bindparam("plan"))

@@ -170,7 +170,7 @@ class ReplayRun(PlanRun):
     ) -> None:
         super().__init__(lease, watch, pace, stopping)
         self._batches = BatchSender(
-            self, publisher, target, stream, lease.engine, clock=lease.clock
+            self, publisher, target, stream, lease.engine, clock=lease.clock, lease=lease.seconds
         )
         self._bucket: Bucket | None = None
 

@@ -27,8 +27,10 @@ from holdfast.dlq.replay import (
 )
 from holdfast.dlq.replay.lease import PlanLease, TakenPlan
 from holdfast.dlq.replay.plan import NotNow
+from holdfast.dlq.replay.publisher import PlanPublisher
 from holdfast.dlq.replay.schema import item
 from holdfast.dlq.replay.schema import plan as plan_table
+from holdfast.dlq.replay.sender import Pace
 from holdfast.dlq.replay.survey import surveyed
 from holdfast.dlq.store.schema import audit
 from holdfast.ids import new_id
@@ -129,6 +131,53 @@ def test_a_pause_during_an_outage_leaves_no_batch_out(shop: Shop) -> None:
     shop.plans.resume(shop.plans.find(plan.id), BOB)
     with shop.billing.running("orders.billing.replay"):
         assert shop.send(plan.id).kind is EndingKind.CONFIRMED
+
+
+def test_a_pause_while_a_batch_is_on_its_way_keeps_the_one_that_waits_behind_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender hears of it as it renews its lease, and takes back what has not begun."""
+    shop.fail(40, keys=40)
+    plan = shop.freeze(AT_ONCE)
+    published: list[int] = []
+    heard = threading.Event()
+    withdraw = PlanPublisher.withdraw
+
+    def noted(publisher: PlanPublisher) -> None:
+        withdraw(publisher)
+        heard.set()
+
+    monkeypatch.setattr(PlanPublisher, "withdraw", noted)
+
+    def renewed() -> None:
+        before = shop.plans.find(plan.id).until
+        wait_until(lambda: shop.plans.find(plan.id).until != before)
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(shop.broker, name)
+
+        def sink(self) -> Any:
+            inner = shop.broker.sink()
+
+            class Sink:
+                caps, close = inner.caps, inner.close
+
+                def publish(self, messages: Any) -> Any:
+                    published.append(len(messages))
+                    if len(published) == 3:
+                        renewed()  # the batch before is marked
+                        renewed()  # it waits for this one
+                        shop.plans.pause(shop.plans.find(plan.id), BOB)
+                        assert heard.wait(60)
+                    return inner.publish(messages)
+
+            return Sink()
+
+    pace = Pace(batch=5, lease_seconds=6.0, poll_seconds=0.01)
+    ending = Sender(shop.engine, Slow(), pace=pace).run(plan.id)  # type: ignore[arg-type]
+    assert ending.kind is EndingKind.PAUSED
+    assert (published, shop.plans.find(plan.id).sent) == ([5, 5, 5], 15)
 
 
 def test_a_plan_that_is_being_sent_is_not_resumed_nor_changed(shop: Shop) -> None:
