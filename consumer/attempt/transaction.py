@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.call import Call, Stage
 from holdfast.concurrency import done_anyway, to_the_end
+from holdfast.consumer.attempt.columns import inserted_by_columns
 from holdfast.consumer.attempt.inserts import InsertBuffer, SentTogether
 from holdfast.db.engine import at_read_committed
 from holdfast.db.errors import DatabaseDown, outage
@@ -63,7 +64,7 @@ class HandlerSession(Session):
     def collect_inserts(self) -> None:
         """From now on send plain inserts together; an error of them may come late."""
         if not self.dispatch.do_orm_execute:  # who listens may look at the message in hand
-            self._inserts = InsertBuffer(super().execute)
+            self._inserts = InsertBuffer(super().execute, self._insert_many)
 
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
         """Execute *statement*, or keep it: a plain insert in a batch."""
@@ -110,6 +111,9 @@ class HandlerSession(Session):
         """Send what is kept first."""
         self._send_inserts()
         super().bulk_update_mappings(*args, **options)
+
+    def _insert_many(self, statement: Any, rows: list[dict[str, Any]]) -> bool:
+        return inserted_by_columns(super().connection(), statement, rows)
 
     def _send_inserts(self) -> None:
         if self._inserts is not None:
