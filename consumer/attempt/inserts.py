@@ -65,14 +65,15 @@ class InsertBuffer:
         if type(statement) is not Insert or statement.__dict__.keys() not in _BARE or not given:
             return None
         rows = given if type(given) is list else [given]
-        if len(rows) > _MOST or type(rows[0]) is not dict or not rows[0]:
+        first = rows[0]
+        if type(first) is not dict or not first:
             return None
-        names = tuple(rows[0])
         for row in rows:
             if type(row) is not dict or not _PLAIN.issuperset(map(type, row.values())):
                 return None
-            if row.keys() != rows[0].keys():
+            if row is not first and row.keys() != first.keys():
                 return None
+        names = tuple(first)
         same = self._rows and statement.table is self._statement.table and names == self._names
         if not same:
             if not can_wait(statement.table, names):

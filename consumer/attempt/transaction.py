@@ -57,6 +57,9 @@ class HandlerSession(Session):
     """
 
     _begun: Any = None
+    _own: Connection
+    _root: SessionTransaction | None = None
+    """The outermost transaction, whose connection is known; inside savepoints it is asked for."""
     _guard: dict[str, bool]
     _inserts: InsertBuffer | None = None
     _is_spoilt = False
@@ -95,6 +98,15 @@ class HandlerSession(Session):
     def connection(self, *args: Any, **options: Any) -> Connection:
         """Keep nothing from now on: what is said on the connection itself is not heard here."""
         self._end_collecting()
+        root = self._root
+        # Asked several times for each message, and SQLAlchemy looks for it in many steps.
+        if (
+            root is not None
+            and self._transaction is root
+            and root.is_active
+            and not (args or options)
+        ):
+            return self._own
         return super().connection(*args, **options)
 
     def bulk_save_objects(self, *args: Any, **options: Any) -> None:
@@ -130,6 +142,7 @@ class HandlerSession(Session):
         connection = self.connection(execution_options={_GUARD: self._guard})
         self._guard["shut"] = True
         self._begun = connection.get_transaction()
+        self._own, self._root = connection, self._transaction
         return connection
 
     def require_ours(self) -> Connection:
