@@ -52,6 +52,8 @@ log = logging.getLogger("holdfast.consumer")
 _GRACE_SECONDS = 15.0
 _HURRIED_SECONDS = 3.0
 _EXIT_UNFINISHED = 4
+_OWN_THREADS = 3
+"""Those beside the workers that use the database: admission, the heartbeat, the circuits' state."""
 
 
 class Registration(NamedTuple):
@@ -118,7 +120,8 @@ class Consumer:
                 "lineage is written in the transaction of the handler: give the consumer a "
                 "database, Consumer(…, database=…)"
             )
-        engine = None if database is None else open_database(database)
+        users = self.settings.workers + _OWN_THREADS
+        engine = None if database is None else open_database(database, users=users)
         store = None if engine is None else ConsumerStore(engine, group, self.settings, clock)
         self.context = ConsumerContext(
             group=group, owner=self.owner, settings=self.settings, clock=clock,

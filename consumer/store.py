@@ -299,14 +299,14 @@ class ConsumerStore:
 
     def _is_clear(self, work: Work) -> bool:
         """Whether nothing is known of *work* that ends with it, as nearly always."""
-        replay = work.replay
+        replay, message = work.replay, work.message
         return (
             work.row is None
             and not work.history.recorded
             and replay.letters_seen == self.burials
             and not replay.has_letter
             and not replay.overtakes
-            and not work.message.is_replay
+            and not ((message.replayed or message.headers.pairs) and message.is_replay)
         )
 
     def _confirm(self, db: Connection, work: Work, *, duplicate: bool) -> None:

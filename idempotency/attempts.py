@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.sql import executed, statements
-from holdfast.db.text import fitted, storable
+from holdfast.db.text import all_fit, fitted, storable
 from holdfast.db.transactions import transact
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.identity import consumer_key, message_key
@@ -417,5 +417,7 @@ def _by_consumer(rows: Iterable[Any]) -> list[tuple[str, list[str]]]:
 
 def listed_ids(ids: Iterable[str]) -> str | None:
     """Return *ids* as one parameter; sorted, so that two writers never wait for each other."""
-    kept = sorted({fitted(id_) for id_ in ids})
+    kept = sorted(set(ids))
+    if not all_fit(kept):
+        kept = sorted({fitted(id_) for id_ in kept})
     return msgspec.json.encode(kept).decode() if kept else None

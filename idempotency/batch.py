@@ -326,6 +326,8 @@ class BatchRunner:
     def _whole(self, batch: InboxBatch, handle: Whole) -> list[BatchOutcome]:
         try:
             with self._work(batch) as work:
+                if self._hasten is not None:
+                    self._hasten(work.session)
                 if work.new:
                     given = [batch.messages[place] for place in work.new]
                     work.all_handled(work.new, handle(work.session, given))

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from holdfast.call import Call, Stage
 from holdfast.concurrency import done_anyway, to_the_end
+from holdfast.consumer.attempt.columns import inserted_by_columns
 from holdfast.consumer.attempt.inserts import InsertBuffer, SentTogether
 from holdfast.db.engine import at_read_committed
 from holdfast.db.errors import DatabaseDown, outage
@@ -56,6 +57,9 @@ class HandlerSession(Session):
     """
 
     _begun: Any = None
+    _own: Connection
+    _root: SessionTransaction | None = None
+    """The outermost transaction, whose connection is known; inside savepoints it is asked for."""
     _guard: dict[str, bool]
     _inserts: InsertBuffer | None = None
     _is_spoilt = False
@@ -63,7 +67,7 @@ class HandlerSession(Session):
     def collect_inserts(self) -> None:
         """From now on send plain inserts together; an error of them may come late."""
         if not self.dispatch.do_orm_execute:  # who listens may look at the message in hand
-            self._inserts = InsertBuffer(super().execute)
+            self._inserts = InsertBuffer(super().execute, self._insert_many)
 
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
         """Execute *statement*, or keep it: a plain insert in a batch."""
@@ -94,6 +98,15 @@ class HandlerSession(Session):
     def connection(self, *args: Any, **options: Any) -> Connection:
         """Keep nothing from now on: what is said on the connection itself is not heard here."""
         self._end_collecting()
+        root = self._root
+        # Asked several times for each message, and SQLAlchemy looks for it in many steps.
+        if (
+            root is not None
+            and self._transaction is root
+            and root.is_active
+            and not (args or options)
+        ):
+            return self._own
         return super().connection(*args, **options)
 
     def bulk_save_objects(self, *args: Any, **options: Any) -> None:
@@ -111,6 +124,9 @@ class HandlerSession(Session):
         self._send_inserts()
         super().bulk_update_mappings(*args, **options)
 
+    def _insert_many(self, statement: Any, rows: list[dict[str, Any]]) -> bool:
+        return inserted_by_columns(super().connection(), statement, rows)
+
     def _send_inserts(self) -> None:
         if self._inserts is not None:
             self._inserts.send()
@@ -126,6 +142,7 @@ class HandlerSession(Session):
         connection = self.connection(execution_options={_GUARD: self._guard})
         self._guard["shut"] = True
         self._begun = connection.get_transaction()
+        self._own, self._root = connection, self._transaction
         return connection
 
     def require_ours(self) -> Connection:

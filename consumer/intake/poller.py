@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.consumer")
 _POLL_SECONDS = 1.0
 _LAG_EVERY = 5.0
+_HANG_EVERY = 0.5
 
 
 class Poller:
@@ -67,7 +68,7 @@ class Poller:
         self._metrics = context.metrics
         self._source: Source | None = None
         self._paused: set[Lane] = set()
-        self._next_lag = 0.0
+        self._next_lag = self._next_hang = 0.0
         self._lag_every = min(_LAG_EVERY, settings.standstill_seconds / 4)
         self._ages = LagAges()
         self._came: set[Lane] = set()
@@ -303,7 +304,14 @@ class Poller:
 
     def _look_around(self, source: Source) -> None:
         now = self._clock.monotonic()
+        if now >= self._next_hang:
+            self._look_for_hanging(now)
+        if now >= self._next_lag:
+            self._look_at_lag(source, now)
+
+    def _look_for_hanging(self, now: float) -> None:
         limit = self._settings.hang_seconds
+        self._next_hang = now + min(_HANG_EVERY, limit / 4)
         hanging = self._lanes.running_since(now - limit)
         self._metrics.hanging.set(len(hanging))
         self.hanging_threads = sum(not work.route.plan.is_async for work in hanging)
@@ -317,16 +325,17 @@ class Poller:
                     work.message.id, work.message.key_text, work.route.topic,
                     now - work.run.started,
                 )  # fmt: skip
-        if now >= self._next_lag:
-            self._next_lag = now + self._lag_every
-            lag = source.lag()
-            ages = self._ages.look(lag, self._lanes.in_hand(), self._clock.now().timestamp())
-            self._metrics.show_lag(lag, ages, self._intake.routes)
-            if self._watches_lag:
-                in_hand = {lane for lane in lag if self._lanes.load[lane]}
-                self.stalls.look(lag, self._came | self._paused | in_hand, source.caps.lease)
-                self._metrics.stalled.set(len(self.stalls.now))
-            self._came.clear()
+
+    def _look_at_lag(self, source: Source, now: float) -> None:
+        self._next_lag = now + self._lag_every
+        lag = source.lag()
+        ages = self._ages.look(lag, self._lanes.in_hand(), self._clock.now().timestamp())
+        self._metrics.show_lag(lag, ages, self._intake.routes)
+        if self._watches_lag:
+            in_hand = {lane for lane in lag if self._lanes.load[lane]}
+            self.stalls.look(lag, self._came | self._paused | in_hand, source.caps.lease)
+            self._metrics.stalled.set(len(self.stalls.now))
+        self._came.clear()
 
     def _broker_is_down(self, error: BrokerDown) -> None:
         if self.broker_down is None:

@@ -41,9 +41,13 @@ class BatchQueue:
 
     def is_full(self) -> bool:
         """Whether a whole batch waits."""
-        size, found = self.batches.size, 0
+        size, found, rough = self.batches.size, 0, 0
         # Counted roughly first: each message that comes asks, and most often too few are here.
-        if sum([len(lane.queue) for lane in self.lanes]) < size:
+        for lane in self.lanes:
+            rough += len(lane.queue)
+            if rough >= size:
+                break
+        else:
             return False
         for lane in self.lanes:
             found += lane.plain_count(size - found)

@@ -76,10 +76,10 @@ class RunQueue:
         if self.stopped or self._is_testing:
             self._pools.taken(route, taken)
             return taken
-        size = self._pools.room(route)
+        size, is_free = self._pools.room(route), self._gates.is_free(route)
         for lane in self._pools.waiting(route):
             if lane.state is State.POOLED and lane.is_live:
-                taken += self._begin_some(lane, size - len(taken))
+                taken += self._begin_some(lane, size - len(taken), is_free=is_free)
             if len(taken) >= size:
                 break
         self._pools.taken(route, taken)
@@ -97,11 +97,11 @@ class RunQueue:
         self.ready.put(work)
         return True
 
-    def _begin_some(self, lane: KeyQueue, most: int) -> list[Work]:
-        """Begin the works at the head of *lane* that may share a batch."""
+    def _begin_some(self, lane: KeyQueue, most: int, *, is_free: bool) -> list[Work]:
+        """Begin the works at the head of *lane* that may share a batch; *is_free*: no gate asks."""
         taken: list[Work] = []
         for work in lane.plain(most):
-            if not self._gates.enter(work):
+            if not is_free and not self._gates.enter(work):
                 break
             work.begin()
             self.running[work] = None

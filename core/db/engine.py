@@ -46,8 +46,12 @@ _NOTICED = {
 cut without a word ends within a minute."""
 
 
-def open_database(url: str | Engine, **native: Any) -> Engine:
+def open_database(url: str | Engine, *, users: int | None = None, **native: Any) -> Engine:
     """Return an engine for *url*; *native* settings go to SQLAlchemy untouched.
+
+    *users* is how many threads use connections all the time. So many are kept, once they were
+    needed at once, and the last one used goes first: it knows the statements. SQLAlchemy's own
+    pool keeps five, and would open and close the others again and again.
 
     SQLite files are opened for several processes: WAL, a patient busy timeout, and the
     write lock taken when a transaction begins, so that no transaction fails half-way with
@@ -57,6 +61,8 @@ def open_database(url: str | Engine, **native: Any) -> Engine:
         return url
     try:
         parsed = _parsed(url)
+        if users is not None and parsed.get_backend_name() != "sqlite":
+            native = {"pool_size": users, "pool_use_lifo": True} | native
         if parsed.get_backend_name() == "sqlite":
             native.setdefault("connect_args", {"timeout": _BUSY_SECONDS})
         if parsed.get_driver_name() in _LIBPQ:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAME = 255
 """The length of a column for names."""
@@ -61,6 +64,14 @@ def fitted(name: str, longest: int = NAME) -> str:
         if len(name) <= longest and "\0" not in name:
             return name
     return f"blake2b:{hashlib.blake2b(data, digest_size=32).hexdigest()}"[:longest]
+
+
+def all_fit(names: Sequence[str], longest: int = NAME) -> bool:
+    """Whether `fitted` is known to return each of *names* as it is: asked once for all of them."""
+    if max(map(len, names), default=0) > longest:
+        return False
+    text = "".join(names)
+    return "\0" not in text and (text.isprintable() or is_utf8(text))
 
 
 def is_storable(text: str) -> bool:

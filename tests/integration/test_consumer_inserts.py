@@ -127,6 +127,20 @@ def test_what_a_savepoint_takes_back_is_gone(bench: Bench) -> None:
     assert not any(what.startswith("inside") for what in bench.effects)
 
 
+def test_what_a_savepoint_takes_back_on_the_connection_is_gone(bench: Bench) -> None:
+    """Whoever asks for the connection inside a savepoint gets it with the savepoint begun."""
+
+    def add(order: int, session: Session) -> None:
+        session.connection()
+        savepoint = session.begin_nested()
+        session.connection().execute(insert(effects), {"what": "gone"})
+        savepoint.rollback()
+        session.connection().execute(insert(effects), {"what": str(order)})
+
+    handled(bench, add)
+    assert sorted(map(int, bench.effects)) == list(range(COUNT))
+
+
 def test_the_order_of_statements_is_kept(bench: Bench) -> None:
     """Inserts of two tables and a deletion in turn end as if each had been sent at once."""
 

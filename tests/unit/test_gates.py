@@ -8,7 +8,9 @@ from holdfast import Message
 from holdfast.circuit import Breaker, CircuitPolicy, Closed, HalfOpen, LastCalls, Open, circuit
 from holdfast.consumer import Consumer
 from holdfast.consumer.scheduling.circuit_gate import CircuitGate
+from holdfast.consumer.scheduling.scheduler import KeyScheduler
 from holdfast.consumer.scheduling.work import Work
+from holdfast.idempotency import idempotent
 from holdfast.testing import VirtualClock
 
 POLICY = CircuitPolicy(
@@ -123,3 +125,24 @@ def test_whoever_let_a_message_in_and_never_asked_is_given_up_too(gate: Gate) ->
     assert gate.enter() is None
     gate.clock.advance(POLICY.probe_seconds)
     assert gate.enter()
+
+
+def test_a_batch_tries_a_circuit_with_no_more_messages_than_it_permits() -> None:
+    """While it is closed a batch is whole; half-open, the others wait behind the gate."""
+    clock = VirtualClock()
+    breaker = Breaker("bank", POLICY, clock=clock)
+    consumer = Consumer("memory:", group="g", database="sqlite:///:memory:", clock=clock)
+    handler = circuit("bank", breaker=breaker)(idempotent(lambda order, session: None))
+    consumer.on("orders", batch=5)(handler)
+    route = consumer._routes["orders"]
+    scheduler = KeyScheduler(consumer.context, CircuitGate([route], clock))
+    works = [
+        Work(route=route, message=Message.new("orders", b"1"), lane_key=(n,)) for n in range(10)
+    ]
+    scheduler.reserve(works)
+    scheduler.admit(works)
+    assert scheduler.begin_batch(route) == works[:5]
+    for _ in range(2):
+        breaker.failed(breaker.admit())
+    clock.advance(11)
+    assert scheduler.begin_batch(route) == works[5:7]

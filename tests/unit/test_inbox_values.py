@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.db.text import fitted
+from holdfast.db.text import all_fit, fitted
 from holdfast.durations import as_text, in_seconds
 from holdfast.errors import ConfigurationError, PlanError
 from holdfast.idempotency import Inbox, idempotency_key, idempotent
@@ -86,6 +86,14 @@ def test_a_name_fits_its_column() -> None:
     assert len(fitted("x" * 256)) < 255
     assert fitted("x" * 256) != fitted("x" * 257)
     assert "\0" not in fitted("a\0b")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "short", "x" * 255, "x" * 256, "a\0b", "a\x1fb", "ü€😀", "\ud83d", "\n"]
+)
+def test_names_that_all_fit_are_those_that_are_taken_as_they_are(name: str) -> None:
+    assert all_fit(["id", name]) == (fitted(name) == name)
+    assert not all_fit(["\ud83d", "\ude00"])
 
 
 def test_the_key_for_an_external_api_is_the_same_on_every_attempt() -> None:
