@@ -20,6 +20,10 @@ UPDATE holdfast_outbox_shard
 SET epoch = epoch + CASE WHEN owner = :me THEN 0 ELSE 1 END,
     owner = :me, until = extract(epoch FROM clock_timestamp()) + :ttl
 WHERE shard = ANY (CAST(:shards AS smallint[]))
+-- name: extend
+UPDATE holdfast_outbox_shard SET until = extract(epoch FROM clock_timestamp()) + :ttl
+WHERE owner = :me AND until > extract(epoch FROM clock_timestamp())
+AND shard = ANY (CAST(:shards AS smallint[])) RETURNING shard
 -- name: free
 UPDATE holdfast_outbox_shard SET owner = NULL, until = 0
 WHERE owner = :me AND NOT shard = ANY (CAST(:shards AS smallint[]))
@@ -52,13 +56,16 @@ FROM holdfast_outbox
 WHERE seq > :after
 AND NOT aggregatetype = ANY (ARRAY(SELECT json_array_elements_text(CAST(:held AS json))))
 ORDER BY seq LIMIT :most
--- name: glance
-SELECT seq FROM holdfast_outbox
+-- name: look
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox
 WHERE NOT seq = ANY (CAST(:but AS bigint[])) AND shard = ANY (CAST(:shards AS smallint[]))
-ORDER BY seq LIMIT 1
--- name: glance_all
-SELECT seq FROM holdfast_outbox
-WHERE NOT seq = ANY (CAST(:but AS bigint[])) ORDER BY seq LIMIT 1
+ORDER BY seq LIMIT :most
+-- name: look_all
+SELECT seq, shard, aggregatetype, aggregateid, payload, CAST(headers AS text),
+    CAST(id AS text), type
+FROM holdfast_outbox WHERE NOT seq = ANY (CAST(:but AS bigint[])) ORDER BY seq LIMIT :most
 -- name: any_parked
 SELECT seq FROM holdfast_outbox_parked LIMIT 1
 -- name: delete
