@@ -23,6 +23,7 @@ from sqlalchemy import (
 from holdfast import dlq, idempotency
 from holdfast.db import tables
 from holdfast.db.audit import audit_tables
+from holdfast.db.options import with_options
 from holdfast.db.types import Bytes, Document, Sequence, hex_digest, name
 from holdfast.tracing.schema import metadata as lineage_metadata
 
@@ -74,13 +75,13 @@ held = Table(
     Column("parked_at", Double, nullable=False),
     Column("rules", Document),
     Index("holdfast_held_in_order", "grp", "topic", "key_hash", "seq"),
-    sqlite_autoincrement=True,
 )
 """The messages of held keys, in order; they are settled on the broker already.
 
 *rules* say what a dead letter of the message must hide, for commands that do not know its handler.
 NULL: an older version parked it and did not say.
 """
+with_options(held, sqlite_autoincrement=True)
 
 audit, audit_head = audit_tables(metadata)
 """What was done, by whom and why; payloads are never written here."""

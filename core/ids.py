@@ -45,10 +45,10 @@ class Uuid7:
         now = int(self._clock.now().timestamp() * 1000) << 12
         with self._lock:
             self._last = tick = max(now, self._last + 1)
-        tail = int.from_bytes(self._entropy(8), "big") & 0x3FFFFFFFFFFFFFFF
-        high = ((tick >> 12) << 16) | 0x7000 | (tick & 0xFFF)
-        text = f"{high:016x}{tail | 0x8000000000000000:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        tail = (int.from_bytes(self._entropy(8), "big") & 0x3FFFFFFFFFFFFFFF) | 1 << 63
+        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - takes half as long as an f-string
+            tick >> 28, tick >> 12 & 0xFFFF, tick & 0xFFF, tail >> 48, tail & 0xFFFFFFFFFFFF
+        )  # fmt: skip
 
 
 def derived_id(*parts: str) -> str:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
+from holdfast.db.options import with_options
 from holdfast.db.types import Bytes, fixed_bytes, name
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ inbox = Table(
     Column("digest", fixed_bytes(8), nullable=False),
     Column("result", Bytes),
     # Rows come in the order of time, so a block range index finds the old ones for nothing.
-    Index("holdfast_inbox_handled_at", "handled_at", postgresql_using="brin"),
-    sqlite_with_rowid=False,
+    with_options(Index("holdfast_inbox_handled_at", "handled_at"), postgresql_using="brin"),
 )
 """What each consumer has handled. Consumer and message are digests: rows stay narrow."""
+with_options(inbox, sqlite_with_rowid=False)
 
 roster = Table(
     "holdfast_inbox_consumer",
@@ -76,9 +77,9 @@ lease = Table(
     *_handled_key(),
     Column("token", BigInteger, nullable=False),
     Column("until", Double, nullable=False),
-    sqlite_with_rowid=False,
 )
 """Who works on a message whose effect is outside the database; the token only grows."""
+with_options(lease, sqlite_with_rowid=False)
 
 version = Table(
     "holdfast_version",

@@ -7,29 +7,28 @@ awaited fails the commit, instead of being lost.
 from __future__ import annotations
 
 import inspect
-from base64 import b64encode
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
-from sqlalchemy import LargeBinary, Text, bindparam, column, event, insert, literal_column
+from sqlalchemy import LargeBinary, Text, bindparam, column, event, insert
 from sqlalchemy.exc import DBAPIError
 
 from holdfast.codec import JsonCodec
-from holdfast.db.sql import Inseparable, executed, statements
+from holdfast.db.sql import Inseparable, statements
 from holdfast.errors import ConfigurationError, MessageTooLarge
 from holdfast.message import Message
+from holdfast.outbox.bulk import insert_all, insert_messages
 from holdfast.outbox.event import Event, Options, event_of
-from holdfast.outbox.rows import values
+from holdfast.outbox.rows import fields, values
 from holdfast.outbox.schema import delayed, outbox
 from holdfast.tracing import switch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import ColumnClause, Table, TextClause
+    from sqlalchemy import ColumnClause
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -82,10 +81,8 @@ def _forget(session: Session) -> None:
     session.info[_FORGOTTEN].clear()
 
 
-_MOST_ROWS, _MOST_BYTES = 5000, 16_000_000
 _SUSPECT_BYTES, _SPARE_BYTES = 500_000, 10_000
 """From which size an event may be why a server went away; and what a statement has around it."""
-_SQLITE_ROWS = {"insertmanyvalues_page_size": 1000}
 _json = msgspec.json.Encoder().encode
 
 
@@ -108,76 +105,6 @@ def too_large_told(db: Connection, messages: Sequence[Message]) -> Iterator[None
         raise MessageTooLarge(
             largest, most, "an event (max_allowed_packet of the server)"
         ) from error
-
-
-def insert_all(db: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert *rows* in their order: one statement for up to 5,000 rows or 16 MB on PostgreSQL.
-
-    On SQLite it is one for 1,000 rows; the drivers of MySQL and MariaDB send one for as
-    many as a packet holds.
-    """
-    dialect = db.dialect
-    if len(rows) > 1 and dialect.name == "postgresql":
-        # psycopg sends one statement per row otherwise; as arrays they take longer than as JSON.
-        command = _filling(f"fill_{table.name}")
-        for some in _portions(rows):
-            db.execute(command, {"events": _events(some)})
-    elif len(rows) > 1 and dialect.name == "sqlite" and dialect.insert_executemany_returning:
-        several: Any = insert(table).returning(literal_column("1"))  # which joins the rows
-        db.execute(several, rows, execution_options=_SQLITE_ROWS)
-    else:
-        db.execute(insert(table), rows)
-
-
-def insert_with_lineage(
-    db: Connection, rows: Sequence[dict[str, Any]], messages: Sequence[Message], lineage: Lineage
-) -> None:
-    """Insert *rows* of the outbox and their lineage: PostgreSQL only, one round trip for both.
-
-    Raises `Inseparable` before anything is inserted.
-    """
-    command = statements("holdfast.outbox", "postgresql")["fill_with_lineage"]
-    told, start = [], 0
-    for some in _portions(rows):
-        told.append((some, lineage.staged(messages[start : start + len(some)])))
-        start += len(some)
-    for some, about in told:
-        executed(db, command, {"events": _events(some), **about})
-
-
-@cache
-def _filling(name: str) -> TextClause:
-    """Return PostgreSQL's statement *name* that inserts many rows, which come as JSON."""
-    command = statements("holdfast.outbox", "postgresql")[name]
-    return command.bindparams(bindparam("events", type_=Text))
-
-
-def _events(rows: Sequence[dict[str, Any]]) -> str:
-    return _json([_encoded(row) for row in rows]).decode()
-
-
-def _portions(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    some: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        own = len(row["payload"] or b"")
-        if some and (len(some) == _MOST_ROWS or size + own > _MOST_BYTES):
-            yield some
-            some, size = [], 0
-        some.append(row)
-        size += own
-    yield some
-
-
-def _encoded(row: dict[str, Any]) -> dict[str, Any]:
-    """Return *row* for JSON; its headers as text, for they may hold a zero character."""
-    payload = row["payload"]
-    return {
-        **row,
-        "id": str(row["id"]),
-        "headers": _json(row["headers"]).decode(),
-        "payload": None if payload is None else b64encode(payload).decode(),
-    }
 
 
 if TYPE_CHECKING:
@@ -337,33 +264,26 @@ class _Work:
     def run(self, session: Any) -> None:
         """Lock the keys where asked, then insert what is due and what is delayed."""
         db = _flushed(session) if hasattr(session, "get_bind") else session
-        dialect = db.dialect.name
+        dialect, messages = db.dialect.name, self.messages
         require_transaction(db)
-        rows = [values(message) for message in self.messages]
+        several = len(messages) > 1 or (self.lineage is not None and len(messages) == 1)
+        at_once = several and dialect == "postgresql" and self.delays.count(None) == len(messages)
+        rows: list[Any] = [fields(one) if at_once else values(one) for one in messages]
         if self.ordered:
-            _take_turns(db, dialect, rows)
-        delays = self.delays
-        now = [row for row, delay in zip(rows, delays, strict=True) if delay is None]
-        with too_large_told(db, self.messages):
-            if self.lineage is None:
-                self._insert(db, dialect, rows, delays, now)
-                return
-            if dialect == "postgresql" and rows and len(now) == len(rows):
+            _take_turns(db, dialect, messages)
+        with too_large_told(db, messages):
+            if at_once:
                 with suppress(Inseparable):
-                    insert_with_lineage(db, rows, self.messages, self.lineage)
+                    insert_messages(db, messages, rows, self.lineage)
                     return
-            self._insert(db, dialect, rows, delays, now)
-            self.lineage.published(db, self.messages)
+                rows = [values(one) for one in messages]
+            self._insert(db, dialect, rows)
+            if self.lineage is not None:
+                self.lineage.published(db, messages)
 
-    def _insert(
-        self,
-        db: Connection,
-        dialect: str,
-        rows: list[dict[str, Any]],
-        delays: list[float | None],
-        now: list[dict[str, Any]],
-    ) -> None:
-        if now:
+    def _insert(self, db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
+        delays = self.delays
+        if now := [row for row, delay in zip(rows, delays, strict=True) if delay is None]:
             insert_all(db, outbox, now)
         if len(now) < len(rows):
             clock = float(db.execute(statements("holdfast.outbox", dialect)["now"]).scalar_one())
@@ -387,7 +307,7 @@ def _flushed(session: Session) -> Connection:
     return session.connection(bind_arguments=BOUND)
 
 
-def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> None:
+def _take_turns(db: Connection, dialect: str, messages: Sequence[Message]) -> None:
     if dialect == "sqlite":
         return  # one writer at a time, from its first statement to its commit
     if dialect != "postgresql":
@@ -396,7 +316,7 @@ def _take_turns(db: Connection, dialect: str, rows: list[dict[str, Any]]) -> Non
             "SELECT … FOR UPDATE before adding its event, which gives the same order"
         )
     lock = statements("holdfast.outbox", dialect)["key_lock"]
-    keys = {f"{row['aggregatetype']}/{row['aggregateid']}" for row in rows if row["aggregateid"]}
+    keys = {f"{message.topic}/{message.key_text}" for message in messages if message.key}
     for key in sorted(keys):  # sorted: two writers never wait for each other
         db.execute(lock, {"key": key})
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 import zlib
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import msgspec
 
 from holdfast.cloudevents import ascii_list, to_wire
 from holdfast.db.text import is_storable
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 _UNKNOWN = datetime.fromtimestamp(0, UTC)  # the wire headers carry the real time
 _LONGEST, _DASHED = 255, 36
+_DASHES = re.compile("-".join(f"[0-9a-fA-F]{{{n}}}" for n in (8, 4, 4, 4, 12))).fullmatch
+_json = msgspec.json.Encoder().encode
 
 
 class Row(NamedTuple):
@@ -66,6 +71,34 @@ def shard_of(topic: str, key: str | None, message_id: str) -> int:
 
 def values(message: Message) -> dict[str, Any]:
     """Return the column values of *message*; what the table cannot hold is refused here."""
+    key = _key(message)
+    return {
+        "id": _uuid(message.id),
+        "aggregatetype": message.topic,
+        "aggregateid": key,
+        "type": message.type,
+        "payload": message.payload,
+        "headers": _headers(message),
+        "shard": shard_of(message.topic, key, message.id),
+    }
+
+
+Fields = tuple[str, str, str | None, str, int, str, bytes | None]
+"""A row to insert: id, topic, key, type, shard, headers as JSON, and the payload."""
+
+
+def fields(message: Message) -> Fields:
+    """Return what `values` does, as a statement for many rows takes it."""
+    key, topic, own = _key(message), message.topic, message.id
+    if _DASHES(own) is None:  # a form that PostgreSQL may not know
+        own = str(_uuid(own))
+    shard = shard_of(topic, key, message.id)
+    headers = _json(_headers(message)).decode()
+    return own, topic, key, message.type, shard, headers, message.payload
+
+
+def _key(message: Message) -> str | None:
+    """Return the key as the table keeps it, once all texts are known to fit."""
     try:
         key = None if message.key is None else message.key.decode()
     except UnicodeDecodeError as error:
@@ -75,16 +108,12 @@ def values(message: Message) -> dict[str, Any]:
     texts = f"{message.topic}{key}{message.type}"
     if len(texts) > _LONGEST or not is_storable(texts):  # else none of them can be refused
         _require_columns(topic=message.topic, key=key, type=message.type)
+    return key
+
+
+def _headers(message: Message) -> Sequence[Sequence[Any]]:
     headers: Sequence[Sequence[Any]] | None = ascii_list(message)
-    return {
-        "id": _uuid(message.id),
-        "aggregatetype": message.topic,
-        "aggregateid": key,
-        "type": message.type,
-        "payload": message.payload,
-        "headers": packed(to_wire(message)) if headers is None else headers,
-        "shard": shard_of(message.topic, key, message.id),
-    }
+    return packed(to_wire(message)) if headers is None else headers
 
 
 def _require_columns(**texts: str | None) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from holdfast.db import tables
 from holdfast.db.audit import audit_tables
+from holdfast.db.options import with_options
 from holdfast.db.types import Bytes, Sequence, UniqueId, name
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ outbox = Table(
     metadata,
     Column("seq", Sequence, primary_key=True),
     *_event_columns(),
-    sqlite_autoincrement=True,  # a sequence number is never used twice
 )
 """Rows are inserted and deleted, never updated; `seq` alone is indexed."""
+with_options(outbox, sqlite_autoincrement=True)  # a sequence number is never used twice
 
 delayed = Table(
     "holdfast_outbox_delayed",
@@ -60,9 +61,9 @@ delayed = Table(
     *_event_columns(),
     Column("due", Double, nullable=False),
     Index("holdfast_outbox_delayed_due", "due"),
-    sqlite_autoincrement=True,
 )
 """Events that are not to be published before `due` (POSIX seconds, by the database's clock)."""
+with_options(delayed, sqlite_autoincrement=True)
 
 shard = Table(
     "holdfast_outbox_shard",

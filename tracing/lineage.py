@@ -123,9 +123,10 @@ class Lineage:
     def staged(self, messages: Sequence[Message]) -> dict[str, str | None]:
         """Return what the statement that stages *messages* on PostgreSQL takes to write them.
 
-        Raises `Inseparable` where they have to be written by themselves.
+        That is what it has no column of its own for. Raises `Inseparable` where they have to
+        be written by themselves.
         """
-        return {**_columns(messages), "service": self.service}
+        return {**_told(messages), "service": self.service}
 
     def handled(self, db: Connection, messages: Sequence[Message]) -> None:
         """Write that *messages* are handled, in the transaction of their effects."""
@@ -207,21 +208,26 @@ def _row(message: Message) -> dict[str, Any]:
 def _columns(messages: Sequence[Message]) -> dict[str, str | None]:
     """Return the rows of *messages* by column, each as one text; null: as its own id is."""
     types, type_ = _shared([one.type for one in messages])
-    sources, source = _shared([one.source for one in messages])
     topics, topic = _shared([one.topic for one in messages])
-    ids = [one.id for one in messages]
-    said = [one.correlation_id for one in messages]
+    return {
+        "ids": column_text([fitted(one.id) for one in messages]),
+        "types": types, "type": type_, "topics": topics, "topic": topic,
+        "keys": column_text([cut(one.key_text) for one in messages]),
+        **_told(messages),
+    }  # fmt: skip
+
+
+def _told(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Return those columns that rows of the outbox do not have."""
+    sources, source = _shared([one.source for one in messages])
+    said = [(one.correlation_id, one.id) for one in messages]
     causes = [one.causation_id for one in messages]
     return {
-        "ids": column_text([fitted(one) for one in ids]),
-        "types": types, "type": type_, "sources": sources, "source": source,
-        "topics": topics, "topic": topic,
+        "sources": sources, "source": source,
         "correlations": column_text([
-            None if one is None or one == own else fitted(one)
-            for one, own in zip(said, ids, strict=True)
+            None if one is None or one == own else fitted(one) for one, own in said
         ]),
         "causes": column_text([None if one is None else fitted(one) for one in causes]),
-        "keys": column_text([cut(one.key_text) for one in messages]),
         "times": column_text([repr(one.time.timestamp()) for one in messages]),
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Column, Double, Index, MetaData, Table, Text
 
+from holdfast.db.options import with_options
 from holdfast.db.types import Sequence, hex_digest, name
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ producer; `at` is when the row was written, by the clock of this database. Rows 
 
 Each index is paid for by every event: the first event of a correlation, whose id that is, is
 found by `correlation_id` alone, and types are looked for near a number."""
-Index(
-    "holdfast_lineage_caused",
-    lineage.c.event_id,
+with_options(
+    Index("holdfast_lineage_caused", lineage.c.event_id),
     postgresql_where=lineage.c.event_id != lineage.c.correlation_id,
     sqlite_where=lineage.c.event_id != lineage.c.correlation_id,
 )

@@ -16,6 +16,7 @@ from sqlalchemy import (
 )
 
 from holdfast.db.audit import audit_tables
+from holdfast.db.options import with_options
 from holdfast.db.types import Bytes, Document, Sequence, name
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ message = Table(
     Index("holdfast_dlq_message_message", "message_id"),
     Index("holdfast_dlq_message_subject", "subject"),
     Index("holdfast_dlq_message_correlation", "correlation_id"),
-    sqlite_autoincrement=True,
 )
 """One row per dead letter. `state`: pending, or closed as confirmed, discarded or parked. `exact`
 holds attributes of the message that their columns do not take as they are."""
+with_options(message, sqlite_autoincrement=True)
 
 revision = Table(
     "holdfast_dlq_revision",
@@ -166,9 +167,9 @@ change = Table(
     Column("key_hash", name(32)),
     Column("tenant", name()),
     Column("version", name(64)),
-    sqlite_autoincrement=True,
 )
 """What happened to the figures since the last fold: appended, so that writers never wait."""
+with_options(change, sqlite_autoincrement=True)
 
 hour = Table(
     "holdfast_dlq_hour",

@@ -10,7 +10,7 @@ from sqlalchemy import delete, func, select
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.sql import statements
 from holdfast.db.transactions import transact
-from holdfast.outbox.outbox import insert_all
+from holdfast.outbox.bulk import insert_all
 from holdfast.outbox.relay.latency import DUE
 from holdfast.outbox.relay.leases import ShardLeaseLost
 from holdfast.outbox.schema import delayed, outbox

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,9 +11,9 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.engine import at_one_moment, at_read_committed
 from holdfast.db.sql import spelled, statements
-from holdfast.db.transactions import transact
 from holdfast.errors import DependencyDown
 from holdfast.outbox.relay.delayed import DelayedEvents
+from holdfast.outbox.relay.deleting import Deleter
 from holdfast.outbox.relay.leases import Leases, LeaseTerms, ShardLeaseLost
 from holdfast.outbox.relay.parking import Parking
 from holdfast.outbox.relay.publishing import (
@@ -30,7 +28,7 @@ from holdfast.outbox.schema import SHARDS
 from holdfast.publishing import BatchPublisher, BatchSizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import TextClause
     from sqlalchemy.engine import Connection, Engine
@@ -41,10 +39,11 @@ if TYPE_CHECKING:
 
 _FAST_SECONDS, _SLOW_SECONDS = 0.001, 0.006  # between two looks while events come one by one
 _LOOKS = 3  # for each event, at the rate of those before
-_TOGETHER_SECONDS, _TOGETHER_ROWS, _TOGETHER_BYTES = 0.1, 64, 1 << 16
+_LOOKS_A_STEP = 8
 _IDLE, _RESTED = RelayStep(idle=True), RelayStep(rested=True)
+_PREPARED = "holdfast_glances"
+_DONE, _ROWS = 1, 2  # what libpq says of a statement that went well, without rows and with
 _BATCHES = 32  # after so many a scan ends, so that its snapshot holds up no vacuum for long
-_LONG = 32  # rows; a statement for a shorter run costs more than to find its rows one by one
 
 
 class LeaseEngine:
@@ -92,37 +91,58 @@ class LeaseEngine:
         """Read one batch while the one before it is being published, then settle that one."""
         try:
             done = RelayStep()
-            due = self._leases.due
-            if not due and self._is_quiet():
-                return _RESTED if self._deleter.rest(self._pause) else _IDLE
-            if due or self._scan.ended:
+            due = self._leases.due and not self._deleter.extends()
+            rows = None
+            if not due:
+                rows = self._look()
+                if rows is not None and not rows:
+                    return _RESTED if self._deleter.rest(self._pause) else _IDLE
+            if due or (rows is None and self._scan.ended):
                 done = self._begin_scan(due=due)
             if not self._leases.owned:
                 return replace(done, idle=True, standby=True)
-            return replace(self._advance(done), missing=self._missing.topics)
+            return replace(self._advance(done, rows), missing=self._missing.topics)
         except BaseException as error:
             self._start_over()
             if isinstance(error, ShardLeaseLost):
                 self._leases.drop()
             raise
 
-    def _is_quiet(self) -> bool:
-        """Whether a step would surely find nothing to do; costs a tenth of the step."""
-        scan = self._scan
-        if not scan.glances or self._missing.topics:
-            return False
-        try:
-            if self._delays.is_due and self._delays.is_told(scan.glance("next_due")):
-                return False
-            parking, leases = self._parking, self._leases
-            if parking.is_due(leases) and parking.is_told(leases, scan.glance("any_parked")):
-                return False
-            return not scan.sees_more(self._deleter.going)
-        except Exception:  # noqa: BLE001 - a step meets it too, and says what it means
-            return False
+    def _look(self) -> list[Cells] | None:
+        """Return what a brief scan reads; None where more is to be done than that.
+
+        While events come one by one this is all that most steps do, and costs a fraction of one:
+        it looks several times, unless something comes.
+        """
+        scan, deleter = self._scan, self._deleter
+        for _ in range(_LOOKS_A_STEP):
+            if not scan.looks or self._missing.topics:
+                return None
+            try:
+                if self._is_more_due():
+                    return None
+                # Asked for before: a deletion may end between the moment that is read and this one.
+                rows = scan.look(deleter.going)
+            except Exception:  # noqa: BLE001 - a step meets it too, and says what it means
+                return None
+            if rows or self._leases.due or not deleter.rest(self._pause):
+                return rows
+        return []
+
+    def _is_more_due(self) -> bool:
+        """Whether delayed events or parked keys are to be seen to."""
+        scan, leases = self._scan, self._leases
+        if self._delays.is_due:
+            due = scan.glance("next_due")
+            if self._delays.is_told(None if due is None else float(due)):
+                return True
+        parking = self._parking
+        return parking.is_due(leases) and parking.is_told(leases, scan.glance("any_parked"))
 
     def _begin_scan(self, *, due: bool) -> RelayStep:
         """Settle what is under way, renew the leases if *due*, start from the lowest row.
+
+        They are *due* if they could not be extended meanwhile: shards are shared anew then.
 
         A brief scan waits for no deletion: it leaves the rows out that are being deleted.
         """
@@ -139,10 +159,13 @@ class LeaseEngine:
         self._scan.begin()
         return done.plus(RelayStep(published=released))
 
-    def _advance(self, done: RelayStep) -> RelayStep:
-        """Read batch n+1 while n is being published; send it; delete n while it is on its way."""
-        is_brief = self._scan.brief
-        rows = self._read()
+    def _advance(self, done: RelayStep, rows: list[Cells] | None) -> RelayStep:
+        """Read batch n+1 while n is being published; send it; delete n while it is on its way.
+
+        Unless a look has read these *rows* already.
+        """
+        is_brief = self._scan.brief or rows is not None
+        rows = self._read() if rows is None else rows
         landed = self._collect()
         try:
             rows, parked = self._sift(rows)
@@ -236,116 +259,65 @@ class LeaseEngine:
             self._leases.release()
 
 
-class Deleter:
-    """Deletes rows that were published, in a thread; one deletion at a time.
+class GlanceFailed(Exception):
+    """A look could not be taken; the usual way finds out why."""
 
-    A scan does not see what is deleted during it, and what was not deleted when it ends is
-    waited for, or left out, before the next begins: so nothing is read twice. A relay whose
-    leases ran out deletes nothing. SQLite has one writer for all and gains nothing by a thread.
 
-    Rows that come one by one are put off, and share a transaction: which costs more than to
-    read and publish them. That is for 100 ms, 64 rows or 64 kB at most.
+class Glance:
+    """Asks small questions on a connection that is kept, past SQLAlchemy and psycopg's cursors.
+
+    What they do around so small a statement costs several times as much, and these are asked
+    many times a second by a relay with little to do.
     """
 
-    def __init__(self, engine: Engine, leases: Leases, *, clock: Clock) -> None:
-        self._engine = engine
-        self._leases = leases
-        self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
-        self._running: Future[None] | None = None
-        self._started: Sequence[int] = ()
-        self._later: list[int] = []
-        self._size, self._since = 0, 0.0
-        """Of what was put off: its bytes, and since when."""
+    def __init__(self, db: Connection) -> None:
+        raw: Any = db.connection.driver_connection
+        self._cursor = raw.cursor()
+        self._raw = raw.pgconn
+        self._encoding: str = raw.info.encoding
+        self._known: dict[str, bytes] = db.info.setdefault(_PREPARED, {})
+        """The statements that this connection was told of, by what it calls them."""
+        self.works = True
 
-    @property
-    def going(self) -> list[int]:
-        """The rows that are being deleted, or soon will be."""
-        return [*self._started, *self._later]
+    def rows(self, sql: str, where: Mapping[str, int | str]) -> list[Any]:
+        """Return the rows that *sql* finds, in binary form."""
+        return list(self._cursor.execute(sql, where, binary=True).fetchall())
 
-    def start(self, seqs: Sequence[int]) -> None:
-        """Begin to delete *seqs* and what was put off, after the deletion before."""
-        if seqs:
-            self._start(seqs)
+    def value(self, sql: str) -> bytes | None:
+        """Return the first value that *sql* finds, as text; None without any."""
+        found = self._found(sql, {}, 0)
+        value: bytes | None = found.get_value(0, 0) if found.ntuples else None
+        return value
 
-    def _start(self, seqs: Sequence[int] = ()) -> None:
-        self._await()
-        later, self._later, self._size = self._later, [], 0
-        seqs = [*later, *seqs] if later else seqs
-        if self._engine.dialect.name == "sqlite":
-            self._delete(seqs)
-        else:
-            self._started = seqs
-            self._running = self._thread.submit(self._delete, seqs)
+    def cells(self, sql: str, where: Mapping[str, str]) -> list[Cells]:
+        """Return the rows of the outbox that *sql* finds."""
+        found, encoding = self._found(sql, where, 1), self._encoding
+        get, rows = found.get_value, []
+        for row in range(found.ntuples):
+            seq, shard, topic, key, payload, headers, own, kind = [get(row, n) for n in range(8)]
+            rows.append((
+                int.from_bytes(seq, "big", signed=True), int.from_bytes(shard, "big", signed=True),
+                topic.decode(encoding), None if key is None else key.decode(encoding), payload,
+                headers.decode(encoding), own.decode(encoding), kind.decode(encoding),
+            ))  # fmt: skip
+        return rows
 
-    def put_off(self, seqs: Sequence[int], size: int) -> None:
-        """Delete *seqs*, rows of *size* bytes, together with those that come next."""
-        if self._running is not None and self._running.done():
-            self._await()
-        if seqs and not self._later:
-            self._since = self._clock.monotonic()
-        self._later += seqs
-        self._size += size
-        if len(self._later) >= _TOGETHER_ROWS or self._size >= _TOGETHER_BYTES or self._left <= 0:
-            self._start()
+    def _found(self, sql: str, where: Mapping[str, str], form: int) -> Any:
+        if (name := self._known.get(sql)) is None:
+            name = b"holdfast_%d" % len(self._known)
+            numbered = sql
+            for number, place in enumerate(where, 1):
+                numbered = numbered.replace(f"%({place})s", f"${number}")
+            self._checked(self._raw.prepare(name, numbered.encode()), _DONE)
+            self._known[sql] = name
+        values = [text.encode() for text in where.values()]
+        return self._checked(self._raw.exec_prepared(name, values, None, form), _ROWS)
 
-    @property
-    def _left(self) -> float:
-        """Seconds for which the rows that were put off may wait; without any, for ever."""
-        if not self._later:
-            return float("inf")
-        return self._since + _TOGETHER_SECONDS - self._clock.monotonic()
-
-    def finish(self) -> None:
-        """Return once nothing is left to delete; what went wrong with it is raised here."""
-        if self._later:
-            self._start()
-        self._await()
-
-    def _await(self) -> None:
-        running, self._running, self._started = self._running, None, ()
-        if running is not None:
-            running.result()
-
-    def rest(self, seconds: float) -> bool:
-        """Return whether something is to be deleted, after *seconds* or when that has changed.
-
-        What was put off for long enough is begun with.
-        """
-        if self._running is not None:
-            wait([self._running], seconds)
-            if self._running.done():
-                self._await()
-            return True
-        if not self._later:
-            return False
-        left = self._left
-        if left > 0:
-            self._clock.sleep(min(left, seconds))
-        else:
-            self._start()
-        return True
-
-    def drop(self) -> None:
-        """Return once nothing is being deleted; if it failed, its rows are read again."""
-        running, self._running, self._started = self._running, None, ()
-        if running is not None:
-            running.exception()
-        later, self._later, self._size = self._later, [], 0
-        if later:  # the broker has them: whatever else went wrong, they need not go again
-            self._thread.submit(self._delete, later).exception()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
-
-    def _delete(self, seqs: Sequence[int]) -> None:
-        def delete(db: Connection) -> None:
-            if not self._leases.holds(db):
-                raise ShardLeaseLost
-            delete_rows(db, self._leases, seqs)
-
-        transact(self._engine, delete, clock=self._clock)
+    def _checked(self, result: Any, status: int) -> Any:
+        if result.status != status:
+            self.works = False  # a pooler in between, say, which forgets what it was told
+            raise GlanceFailed
+        return result
 
 
 class TableScan:
@@ -372,8 +344,8 @@ class TableScan:
         self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._sizer = BatchSizer(batch)
         self._db: Connection | None = None
-        self._glance: Any = None
-        """A cursor of psycopg's on the connection that is kept."""
+        self._glance: Glance | None = None
+        """On the connection that is kept."""
         self._after = 0
         self._batches = 0
         self.ended = True
@@ -388,8 +360,7 @@ class TableScan:
         if self._frozen and self._db is None:
             self._db = self._kept() if self.brief else at_one_moment(self._engine)
             if self.brief and self._db is not None and self._engine.dialect.driver == "psycopg":
-                raw: Any = self._db.connection.driver_connection
-                self._glance = raw.cursor()
+                self._glance = Glance(self._db)
 
     def read(self) -> list[Cells]:
         """Return the next rows; a short batch, or many of them, end the scan."""
@@ -428,35 +399,37 @@ class TableScan:
         if self._glance is None:
             return None
         try:
-            found = self._glance.execute(
-                spelled(command, self._engine.dialect), where, binary=True
-            ).fetchall()
+            return self._glance.rows(spelled(command, self._engine.dialect), where)
         except Exception:  # noqa: BLE001 - of the driver's own; the usual way meets it, too
             return None
-        return list(found)
 
     @property
-    def glances(self) -> bool:
-        """Whether `glance` can be used: between brief scans, on their connection."""
-        return self.brief and self.ended and self._glance is not None
+    def looks(self) -> bool:
+        """Whether `glance` and `look` can be used: between brief scans, on their connection."""
+        return self.brief and self.ended and self._glance is not None and self._glance.works
 
-    def glance(self, name: str, where: Mapping[str, str] | None = None) -> Any:
-        """Return the one value that the statement *name* finds; None without any.
+    def glance(self, name: str) -> bytes | None:
+        """Return the one value that the statement *name* finds, as text; None without any."""
+        if self._glance is None:
+            raise GlanceFailed
+        return self._glance.value(spelled(self._sql[name], self._engine.dialect))
 
-        By the driver itself: what SQLAlchemy does around so small a statement costs several
-        times as much, and this is asked many times a second. Errors are the driver's own.
-        """
-        self._glance.execute(spelled(self._sql[name], self._engine.dialect), where)
-        row = self._glance.fetchone()
-        return None if row is None else row[0]
-
-    def sees_more(self, but: Sequence[int]) -> bool:
-        """Whether a scan would find a row that is not in *but*."""
-        where = {"but": self._leases.listed(but)}
-        if len(self._leases.owned) == SHARDS:
-            return self.glance("glance_all", where) is not None
-        where["shards"] = self._leases.listed(self._leases.owned)
-        return self.glance("glance", where) is not None
+    def look(self, but: Sequence[int]) -> list[Cells]:
+        """Return what a brief scan reads, without the rows *but*; it has ended then."""
+        if self._glance is None:
+            raise GlanceFailed
+        most = self._sizer.rows
+        where = {"but": self._leases.listed(but), "most": str(most)}
+        everything = len(self._leases.owned) == SHARDS
+        if not everything:
+            where["shards"] = self._leases.listed(self._leases.owned)
+        command = self._sql["look_all" if everything else "look"]
+        rows = self._glance.cells(spelled(command, self._engine.dialect), where)
+        if rows:
+            self._sizer.came(len(rows), size_of(rows))
+            if len(rows) == most:
+                self.end()
+        return rows
 
     def end(self) -> None:
         """Let the snapshot go; the next `begin` takes a new one."""
@@ -472,30 +445,3 @@ class TableScan:
 
     def _connection(self) -> AbstractContextManager[Connection]:
         return self._engine.connect() if self._db is None else nullcontext(self._db)
-
-
-def delete_rows(db: Connection, leases: Leases, seqs: Sequence[int]) -> None:
-    """Delete the rows with the numbers *seqs*; the caller guards it by the *leases*.
-
-    A row that commits late, in between, is left alone: its number is missing in *seqs*, and
-    no range is deleted that holds a number more than they do.
-    """
-    sql = statements("holdfast.outbox", db.dialect.name)
-    found = runs(seqs) if "delete_run" in sql else []
-    if found and len(found) * _LONG <= len(seqs):
-        db.execute(sql["delete_run"], [{"first": first, "last": last} for first, last in found])
-    else:
-        db.execute(sql["delete"], {"seqs": leases.listed(seqs)})
-
-
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the fewest ranges, each from first to last, that hold *numbers* and nothing else."""
-    ordered = sorted(set(numbers))
-    if not ordered:
-        return []
-    first, last = ordered[0], ordered[-1]
-    if last - first == len(ordered) - 1:
-        return [(first, last)]
-    gaps = [(below, above) for below, above in pairwise(ordered) if above - below > 1]
-    ends, starts = zip(*gaps, strict=True)
-    return list(zip((first, *starts), (*ends, last), strict=True))

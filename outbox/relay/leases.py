@@ -97,6 +97,11 @@ class Leases:
         """Whether it is time to renew."""
         return self.remaining < self.terms.seconds * 2 / 3
 
+    @property
+    def overdue(self) -> bool:
+        """Whether they are to be renewed now, whoever has to wait for it."""
+        return self.remaining < self.terms.seconds / 3
+
     def renew(self) -> None:
         """Stay alive, give up what exceeds our share, take what is free; one transaction.
 
@@ -109,6 +114,30 @@ class Leases:
         if asked - self._tidied >= _TIDYING:
             transact(self._engine, self._forget, clock=self._clock)
             self._tidied = asked
+
+    @property
+    def extensible(self) -> bool:
+        """Whether there are leases, in a database where `extend` is any use."""
+        return bool(self.owned) and "extend" in self._sql
+
+    def extend(self) -> bool:
+        """Make the leases last as long as if renewed; False if `renew` is to share shards anew.
+
+        No shard changes hands, so this may be called with batches in flight, from another
+        thread than `renew`, though never at the same time.
+        """
+        asked, owned = self._clock.monotonic(), self.owned
+
+        def extend(db: Connection) -> bool:
+            if self._quota(db) != len(owned):
+                return False
+            who = {"me": self.me, "ttl": self.terms.seconds, "shards": self.listed(owned)}
+            return len(db.execute(self._sql["extend"], who).all()) == len(owned)
+
+        if not transact(self._engine, extend, clock=self._clock):
+            return False
+        self._renewed = asked
+        return True
 
     def _renewed_shards(self, db: Connection) -> Mapping[int, int]:
         if not self._seeded:
@@ -123,10 +152,7 @@ class Leases:
 
     def _share(self, db: Connection) -> Mapping[int, int]:
         terms, me = self.terms, {"me": self.me}
-        who = {**me, "ttl": terms.seconds, "engine": terms.engine, "host": socket.gethostname()}
-        db.execute(self._sql["greet"], who)
-        peers = db.execute(self._sql["peers"], {"engine": terms.engine}).scalar_one()
-        quota = SHARDS if terms.exclusive else -(-SHARDS // max(peers, 1))
+        quota = self._quota(db)
         free = db.execute(self._sql["claim"], {**me, "quota": quota}).scalars().all()
         if terms.exclusive and len(free) < SHARDS:
             free = []  # all or nothing: somebody else is at work
@@ -134,6 +160,14 @@ class Leases:
         db.execute(self._sql["free"], {**me, "shards": listed})
         db.execute(self._sql["take"], {**me, "ttl": terms.seconds, "shards": listed})
         return self._valid(db, free)
+
+    def _quota(self, db: Connection) -> int:
+        """Say that this relay is alive; return how many shards are its share."""
+        terms = self.terms
+        who = {"ttl": terms.seconds, "engine": terms.engine, "host": socket.gethostname()}
+        db.execute(self._sql["greet"], {"me": self.me, **who})
+        peers = db.execute(self._sql["peers"], {"engine": terms.engine}).scalar_one()
+        return SHARDS if terms.exclusive else -(-SHARDS // max(peers, 1))
 
     def holds(self, db: Connection) -> bool:
         """Whether every shard is still ours under its epoch, and stays so until *db* commits.

@@ -110,8 +110,9 @@ class Relay:
         self.engine = engine
         self.health = Health(pulse=clock.monotonic())
         self._backoff = Backoff(first=0.1, ceiling=15) if backoff is None else backoff
-        # Each wait is a thirtieth longer: 50 ms after 1.6 s without events, 200 ms after 6.6 s.
-        self._idle = Backoff(first=0.002, ceiling=0.2, factor=1.03) if idle is None else idle
+        # Each wait is a thirtieth longer: 50 ms after 1.6 s without events, 100 ms after 3.3 s.
+        # What comes first after a pause waits for as long as that, and so does what follows it.
+        self._idle = Backoff(first=0.002, ceiling=0.1, factor=1.03) if idle is None else idle
         self._clock = clock
         self._observer = observer
         self._timer = timer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.db.sql import statements
 from holdfast.db.transactions import transact
-from holdfast.outbox.relay.lease_engine import delete_rows
+from holdfast.outbox.relay.deleting import delete_rows
 from holdfast.outbox.relay.leases import ShardLeaseLost
 from holdfast.outbox.wal.catchup import Snapshot
 

@@ -23,6 +23,7 @@ from holdfast.brokers import connect
 from holdfast.concurrency import signals_heard
 from holdfast.db.engine import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, RelayStep, ShardSinks
+from holdfast.outbox.relay.lease_engine import GlanceFailed
 from holdfast.outbox.rows import as_row, shard_of
 from tests.checker.handover import (
     HEIR,
@@ -33,6 +34,11 @@ from tests.checker.handover import (
     freeze_before_reading,
 )
 from tests.checker.writer import KEYS, TOPIC
+
+
+def no_look(_but: Any) -> Any:
+    """Let the relay read in the one way that is sabotaged."""
+    raise GlanceFailed
 
 
 def read_by_cursor(engine: Any, memory: Path) -> None:
@@ -50,13 +56,14 @@ def read_by_cursor(engine: Any, memory: Path) -> None:
             memory.write_text(str(as_row(rows[-1]).seq))
         return rows
 
-    moving.begin, moving.read = resume, naive
+    moving.begin, moving.read, moving.look = resume, naive, no_look
 
 
 def skip_a_shard(engine: Any) -> None:
     """Never see the rows of the first key's shard: nothing is lost, and nothing moves."""
     read, skipped = engine._scan.read, shard_of(TOPIC, KEYS[0], "")
     engine._scan.read = lambda: [row for row in read() if as_row(row).shard != skipped]
+    engine._scan.look = no_look
 
 
 class Doomed:

@@ -237,9 +237,91 @@ def test_a_quiet_relay_asks_one_small_question(engine: Engine) -> None:
         assert moving.step().idle
     assert not asked  # of SQLAlchemy
     stage(engine, 1, "a")
+    asked.clear()
     assert moving.step().published == 1
+    assert not asked
     moving.close()
     assert size(engine) == 0
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_a_look_reads_what_a_scan_reads(engine: Engine) -> None:
+    """Past the driver's own reading: no key, no payload, bytes, numbers and letters of any kind."""
+    moving = LeaseEngine(engine, NullSink(), clock=VirtualClock(auto=True))
+    idled(moving)
+    events = [
+        Event(body=b"\x00\xff", topic="t", key="ü\U0001f600", headers={"n": b"\xff"}),
+        Event(body=None, topic="t"),
+        Event(body=b"", topic="t", key="", type="T'\""),
+    ]
+    with engine.begin() as db:
+        Outbox().add_all(db, events)
+    seen = moving._scan.look([])
+    assert seen == moving._scan.read()
+    assert [row[4] for row in seen] == [b"\x00\xff", None, b""]
+    assert moving._scan.look([row[0] for row in seen[:2]]) == seen[2:]
+    moving.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_leases_are_extended_while_events_are_published(engine: Engine) -> None:
+    """Nothing is settled for it, no shard changes hands; what the database keeps is later."""
+    clock = VirtualClock(auto=True)
+    moving = LeaseEngine(engine, NullSink(), terms=LeaseTerms(seconds=60), clock=clock)
+    idled(moving)
+    owned, ends = moving._leases.owned, select(func.min(shard.c.until))
+    with engine.connect() as db:
+        before = db.execute(ends).scalar_one()
+    for _ in range(2):
+        clock.advance(25)
+        assert moving._leases.due
+        stage(engine, 1)
+        assert moving.step().published == 1
+        assert moving._scan.looks  # no new snapshot was taken
+        wait_until(lambda: not moving._leases.due, what="the leases are extended")
+    assert moving._leases.owned is owned
+    with engine.connect() as db:
+        assert db.execute(ends).scalar_one() > before
+    moving.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+@pytest.mark.parametrize("lost", ["to another", "by time", "one of them"])
+def test_leases_that_were_lost_are_not_extended(engine: Engine, lost: str) -> None:
+    """They count on as long as they did; the relay has to ask for them anew."""
+    clock = VirtualClock()
+    leases = Leases(engine, LeaseTerms(seconds=60), clock=clock)
+    leases.renew()
+    change: dict[str, Any] = {"owner": "other"} if lost == "to another" else {"until": 0}
+    which = shard.c.shard == 5 if lost == "one of them" else shard.c.shard >= 0
+    with engine.begin() as db:
+        db.execute(shard.update().where(which).values(change))
+    clock.advance(25)
+    left = leases.remaining
+    assert not leases.extend()
+    assert leases.remaining == left
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_a_relay_that_extends_its_leases_makes_room_for_another(engine: Engine) -> None:
+    """It hears of a newcomer as soon as by a renewal, and gives up its half."""
+    clock = VirtualClock(auto=True)
+    first, second = (
+        LeaseEngine(engine, NullSink(), terms=LeaseTerms(seconds=60), clock=clock) for _ in range(2)
+    )
+    idled(first)
+    second._leases.renew()
+    assert (_owned(first), _owned(second)) == (SHARDS, 0)
+    clock.advance(25)
+
+    def has_given() -> bool:
+        first.step()
+        return _owned(first) == SHARDS // 2
+
+    wait_until(has_given, what="the first has given up its half")
+    assert first._leases.remaining > 50
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)

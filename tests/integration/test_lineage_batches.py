@@ -12,9 +12,8 @@ from sqlalchemy import delete, event, select
 from holdfast import Message
 from holdfast.db import open_database
 from holdfast.ids import new_id
-from holdfast.outbox import Event, Outbox
+from holdfast.outbox import Event, Outbox, bulk
 from holdfast.outbox import create_tables as create_outbox
-from holdfast.outbox import outbox as staging
 from holdfast.outbox.schema import outbox
 from holdfast.tracing import Lineage, create_tables
 from holdfast.tracing import lineage as module
@@ -114,7 +113,7 @@ def test_events_are_staged_with_their_lineage(
     engine: Engine, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same order, by one statement where PostgreSQL takes all of them at once."""
-    monkeypatch.setattr(staging, "_MOST_ROWS", at_once)
+    monkeypatch.setattr(bulk, "_MOST_ROWS", at_once)
     create_outbox(engine)
     shop = Outbox(source="shop", lineage=Lineage("shop"))
     events = [
@@ -172,3 +171,16 @@ def test_staged_events_have_the_lineage_that_is_written_by_itself(
         assert len(sent) == 1
     with engine.begin() as db:
         db.execute(delete(outbox))
+
+
+def test_an_id_in_a_form_of_its_own_is_kept_by_the_lineage(engine: Engine) -> None:
+    """The outbox has a column for UUIDs, which knows one form; the lineage keeps the text."""
+    create_outbox(engine)
+    own = new_id()
+    odd = [PLAIN.with_(id=f"urn:uuid:{own}"), PLAIN.with_(id=new_id())]
+    with engine.begin() as db:
+        Outbox(source="shop", lineage=Lineage("shop")).stage(db, odd)
+        ids = [str(one) for one in db.scalars(select(outbox.c.id).order_by(outbox.c.seq))]
+        db.execute(delete(outbox))
+    assert ids == [own, odd[1].id]
+    assert [one.event_id for one in records(engine)] == [one.id for one in odd]

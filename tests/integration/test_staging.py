@@ -316,6 +316,25 @@ def test_whatever_is_in_them_many_rows_are_what_single_ones_are(engine: Engine) 
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+@pytest.mark.parametrize("delay", [None, 60.0])
+@pytest.mark.parametrize("texts", [["k", "a\x1fb"], ["k", "c\x1ed", None], ["", ""]])
+def test_texts_with_the_characters_that_part_texts_are_staged_whole(
+    engine: Engine, texts: list[str | None], delay: float | None
+) -> None:
+    """Columns travel as one text each; keys and types that cannot are sent in the usual way."""
+    told: Any = {"topic": "t", "delay": delay}
+    events = [Event(body=b"x", key=text, type="T", **told) for text in texts]
+    events += [Event(body=b"x", key="k", type=text or "T", **told) for text in texts]
+    table = outbox if delay is None else delayed
+    columns = select(table.c.aggregateid, table.c.type).order_by(table.c.seq)
+    with engine.begin() as db:
+        for some in events[: len(texts)], events[len(texts) :]:
+            Outbox().add_all(db, some)
+        rows = db.execute(columns).all()
+    assert [tuple(row) for row in rows] == [(one.key, one.type) for one in events]
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
 def test_very_many_or_large_events_are_staged_in_portions(engine: Engine) -> None:
     """No statement grows beyond what a server takes; the order holds across them."""
     bodies = [b"%d" % n for n in range(5001)] + [b"x" * 9_000_000] * 2

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from holdfast.outbox.relay.lease_engine import runs
+from holdfast.outbox.relay.deleting import runs
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,15 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, inspect
+from sqlalchemy import Column, Index, Integer, MetaData, Table, inspect
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from holdfast import dlq, idempotency, outbox, sagas
 from holdfast.consumer import schema as consumer
 from holdfast.db.engine import open_database
+from holdfast.db.options import with_options
 from holdfast.tracing import schema as tracing
 from tests.tables import kept_create_all, plain_create_all
 
@@ -66,3 +70,29 @@ def test_a_table_added_later_is_made_too(tmp_path: Path) -> None:
     kept_create_all(metadata, engine)
     assert inspect(engine).get_table_names() == ["one", "two"]
     engine.dispose()
+
+
+def test_options_of_one_database_are_as_if_given_at_once() -> None:
+    """To a compiler, to a copy and to Alembic, which asks for `kwargs`."""
+    at_once = Table(
+        "t", MetaData(), Column("n", Integer, primary_key=True), sqlite_autoincrement=True
+    )
+    later = with_options(
+        Table("t", MetaData(), Column("n", Integer, primary_key=True)), sqlite_autoincrement=True
+    )
+    dialect = sqlite.dialect()
+    wanted = str(CreateTable(at_once).compile(dialect=dialect))
+    assert "AUTOINCREMENT" in wanted
+    assert str(CreateTable(later.to_metadata(MetaData())).compile(dialect=dialect)) == wanted
+    assert str(CreateTable(later).compile(dialect=dialect)) == wanted
+    assert dict(later.kwargs) == dict(at_once.kwargs) == {"sqlite_autoincrement": True}
+    index = with_options(Index("i", later.c.n), postgresql_where=later.c.n > 1)
+    made = str(CreateIndex(index).compile(dialect=postgresql.dialect()))
+    assert made.endswith("(n) WHERE n > 1")
+
+
+def test_an_option_that_its_database_does_not_know_is_refused_when_it_is_asked_for() -> None:
+    """Not silently left out."""
+    table = with_options(Table("t", MetaData(), Column("n", Integer)), sqlite_nonsense=True)
+    with pytest.raises(ArgumentError, match="nonsense"):
+        CreateTable(table).compile(dialect=sqlite.dialect())
