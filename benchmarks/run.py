@@ -3,6 +3,9 @@
 A subject is a module `bench_<name>.py` in this folder with `figures() -> Iterable[Figure]`.
 `ONLY=core,redis` measures some and keeps the stored figures of the others. One that fails
 keeps what it had measured and its older figures, the others go on, and the exit code is 1.
+
+`reasons.json` says why goals are missed: the beginning of a figure's name, and the reason. A
+reason goes when its goal is met; the profile beside a figure says where the time goes.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
+UNKNOWN = "Not explained yet; the profile is in the table."
 
 
 def main() -> int:
@@ -103,7 +107,23 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         f"| {' | '.join(cell.replace('|', '&#124;') for cell in _cells(row))} |" for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *missed(rows)]) + "\n"
+
+
+def missed(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines about the *rows* that miss their goals, by reason; none if all are met."""
+    reasons: dict[str, str] = json.loads((HERE / "reasons.json").read_text())
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["met"]:
+            name = row["name"]
+            why = next((why for start, why in reasons.items() if name.startswith(start)), UNKNOWN)
+            told = f"- {name}: {row['ratio']:.3g} (goal {row['goal']})"
+            groups.setdefault(why, []).append(told)
+    if groups:
+        yield from ("", "## Goals that are missed, and why")
+    for why, lines in groups.items():
+        yield from ("", why, "", *lines)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

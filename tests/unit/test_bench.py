@@ -93,3 +93,13 @@ def test_the_committed_results_have_every_field(run: ModuleType) -> None:
     for row in rows:
         assert {"name", "ours", "peer", "unit", "ratio", "goal", "met", "detail"} <= set(row)
         assert row["name"] in run.report([row])
+
+
+def test_a_goal_that_is_missed_is_told_with_its_reason(run: ModuleType) -> None:
+    """The committed results have a reason for each of theirs, and what is met has none."""
+    rows = json.loads((BENCHMARKS / "results.json").read_text())
+    _, _, told = run.report(rows).partition("## Goals that are missed")
+    for row in rows:
+        assert (f"- {row['name']}: " in told) == (not row["met"]), row["name"]
+    assert run.UNKNOWN not in told
+    assert "Goals that are missed" not in run.report([row for row in rows if row["met"]])
