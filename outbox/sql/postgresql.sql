@@ -121,28 +121,22 @@ FROM unnest(string_to_array(CAST(:ids AS text), chr(31)),
 ORDER BY ordinality
 -- What tracing's "write" inserts, in the same round trip.
 -- name: fill_with_lineage
-WITH event AS MATERIALIZED (
-    SELECT * FROM unnest(string_to_array(CAST(:ids AS text), chr(31)),
+WITH staged AS (
+    INSERT INTO holdfast_outbox (id, aggregatetype, aggregateid, type, shard, headers, payload)
+    SELECT CAST(id AS uuid), coalesce(topic, CAST(:topic AS text)), key,
+        coalesce(type, CAST(:type AS text)), CAST(shard AS smallint), CAST(headers AS json),
+        substr(CAST(:payloads AS bytea), CAST(ends AS integer) - CAST(size AS integer) + 1,
+            CAST(size AS integer))
+    FROM unnest(string_to_array(CAST(:ids AS text), chr(31)),
         string_to_array(CAST(:topics AS text), chr(31)),
         string_to_array(CAST(:keys AS text), chr(31), chr(30)),
         string_to_array(CAST(:types AS text), chr(31)),
         string_to_array(CAST(:shards AS text), chr(31)),
         string_to_array(CAST(:headers AS text), chr(31)),
         string_to_array(CAST(:sizes AS text), chr(31), chr(30)),
-        string_to_array(CAST(:ends AS text), chr(31)),
-        string_to_array(CAST(:correlations AS text), chr(31), chr(30)),
-        string_to_array(CAST(:causes AS text), chr(31), chr(30)),
-        string_to_array(CAST(:sources AS text), chr(31)),
-        string_to_array(CAST(:times AS text), chr(31)))
-        WITH ORDINALITY AS event (id, topic, key, type, shard, headers, size, ends,
-            correlation_id, causation_id, source, time)
-), staged AS (
-    INSERT INTO holdfast_outbox (id, aggregatetype, aggregateid, type, shard, headers, payload)
-    SELECT CAST(id AS uuid), coalesce(topic, CAST(:topic AS text)), key,
-        coalesce(type, CAST(:type AS text)), CAST(shard AS smallint), CAST(headers AS json),
-        substr(CAST(:payloads AS bytea), CAST(ends AS integer) - CAST(size AS integer) + 1,
-            CAST(size AS integer))
-    FROM event ORDER BY ordinality
+        string_to_array(CAST(:ends AS text), chr(31)))
+        WITH ORDINALITY AS event (id, topic, key, type, shard, headers, size, ends)
+    ORDER BY ordinality
 )
 INSERT INTO holdfast_lineage (event_id, type, correlation_id, causation_id, source, topic,
     message_key, time, outcome, service, at)
@@ -150,4 +144,12 @@ SELECT id, coalesce(type, CAST(:type AS text)), coalesce(correlation_id, id), ca
     coalesce(source, CAST(:source AS text)), coalesce(topic, CAST(:topic AS text)), key,
     CAST(time AS double precision), 'published', CAST(:service AS text),
     (SELECT extract(epoch FROM clock_timestamp()))
-FROM event
+FROM unnest(string_to_array(CAST(:ids AS text), chr(31)),
+    string_to_array(CAST(:types AS text), chr(31)),
+    string_to_array(CAST(:correlations AS text), chr(31), chr(30)),
+    string_to_array(CAST(:causes AS text), chr(31), chr(30)),
+    string_to_array(CAST(:sources AS text), chr(31)),
+    string_to_array(CAST(:topics AS text), chr(31)),
+    string_to_array(CAST(:keys AS text), chr(31), chr(30)),
+    string_to_array(CAST(:times AS text), chr(31)))
+    AS event (id, type, correlation_id, causation_id, source, topic, key, time)
