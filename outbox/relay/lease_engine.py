@@ -259,11 +259,11 @@ class LeaseEngine:
             self._leases.release()
 
 
-class GlanceFailed(Exception):
+class QueryFailed(Exception):
     """A look could not be taken; the usual way finds out why."""
 
 
-class Glance:
+class PreparedQueries:
     """Asks small questions on a connection that is kept, past SQLAlchemy and psycopg's cursors.
 
     What they do around so small a statement costs several times as much, and these are asked
@@ -316,7 +316,7 @@ class Glance:
     def _checked(self, result: Any, status: int) -> Any:
         if result.status != status:
             self.works = False  # a pooler in between, say, which forgets what it was told
-            raise GlanceFailed
+            raise QueryFailed
         return result
 
 
@@ -344,7 +344,7 @@ class TableScan:
         self._sql = statements("holdfast.outbox", engine.dialect.name)
         self._sizer = BatchSizer(batch)
         self._db: Connection | None = None
-        self._glance: Glance | None = None
+        self._glance: PreparedQueries | None = None
         """On the connection that is kept."""
         self._after = 0
         self._batches = 0
@@ -360,7 +360,7 @@ class TableScan:
         if self._frozen and self._db is None:
             self._db = self._kept() if self.brief else at_one_moment(self._engine)
             if self.brief and self._db is not None and self._engine.dialect.driver == "psycopg":
-                self._glance = Glance(self._db)
+                self._glance = PreparedQueries(self._db)
 
     def read(self) -> list[Cells]:
         """Return the next rows; a short batch, or many of them, end the scan."""
@@ -411,13 +411,13 @@ class TableScan:
     def glance(self, name: str) -> bytes | None:
         """Return the one value that the statement *name* finds, as text; None without any."""
         if self._glance is None:
-            raise GlanceFailed
+            raise QueryFailed
         return self._glance.value(spelled(self._sql[name], self._engine.dialect))
 
     def look(self, but: Sequence[int]) -> list[Cells]:
         """Return what a brief scan reads, without the rows *but*; it has ended then."""
         if self._glance is None:
-            raise GlanceFailed
+            raise QueryFailed
         most = self._sizer.rows
         where = {"but": self._leases.listed(but), "most": str(most)}
         everything = len(self._leases.owned) == SHARDS

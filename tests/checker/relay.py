@@ -23,7 +23,7 @@ from holdfast.brokers import connect
 from holdfast.concurrency import signals_heard
 from holdfast.db.engine import open_database
 from holdfast.outbox import LeaseEngine, LeaseTerms, Relay, RelayStep, ShardSinks
-from holdfast.outbox.relay.lease_engine import GlanceFailed
+from holdfast.outbox.relay.lease_engine import QueryFailed
 from holdfast.outbox.rows import as_row, shard_of
 from tests.checker.handover import (
     HEIR,
@@ -38,7 +38,7 @@ from tests.checker.writer import KEYS, TOPIC
 
 def no_look(_but: Any) -> Any:
     """Let the relay read in the one way that is sabotaged."""
-    raise GlanceFailed
+    raise QueryFailed
 
 
 def read_by_cursor(engine: Any, memory: Path) -> None:

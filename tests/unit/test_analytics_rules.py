@@ -30,12 +30,8 @@ from holdfast.dlq.store.rows import LetterEnvelope, fingerprint_of
 from holdfast.errors import ConfigurationError
 from holdfast.spark_jobs.analytics import fingerprints, series
 from holdfast.spark_jobs.analytics.clusters import Likeness, clusters
-from holdfast.spark_jobs.analytics.fingerprints import (
-    NEEDED,
-    Fingerprinter,
-    families,
-    likeness,
-)
+from holdfast.spark_jobs.analytics.families import families, likeness
+from holdfast.spark_jobs.analytics.fingerprints import NEEDED, Fingerprinter
 from holdfast.spark_jobs.analytics.inputs import read_deploys
 from holdfast.spark_jobs.analytics.payloads import counted_facts, fields_of
 from holdfast.spark_jobs.analytics.results import Deployed, Scope
