@@ -40,7 +40,6 @@ class Deleter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-outbox-delete")
         self._running: Future[None] | None = None
         self._started: Sequence[int] = ()
-        self._extending: Future[bool] | None = None
         self._later: list[int] = []
         self._size, self._since = 0, 0.0
         """Of what was put off: its bytes, and since when."""
@@ -113,28 +112,8 @@ class Deleter:
             self._start()
         return True
 
-    def extends(self) -> bool:
-        """Whether the leases, which are due, are being extended, or are by now.
-
-        That is done between two deletions, while events go on being published: a renewal
-        in their way would hold up each one that is committed meanwhile.
-        """
-        if not self._leases.extensible:
-            return False
-        if self._extending is None:
-            self._extending = self._thread.submit(self._leases.extend)
-        if not self._extending.done() and not self._leases.overdue:
-            return True
-        extending, self._extending = self._extending, None
-        if extending.exception() is not None or not extending.result():
-            return False
-        return not self._leases.due or self.extends()  # that was the extension before
-
     def drop(self) -> None:
         """Return once nothing is being deleted; if it failed, its rows are read again."""
-        if self._extending is not None:
-            self._extending.exception()
-            self._extending = None
         running, self._running, self._started = self._running, None, ()
         if running is not None:
             running.exception()

@@ -91,7 +91,7 @@ class LeaseEngine:
         """Read one batch while the one before it is being published, then settle that one."""
         try:
             done = RelayStep()
-            due = self._leases.due and not self._deleter.extends()
+            due = self._leases.due and not self._leases.extend()
             rows = None
             if not due:
                 rows = self._look()
@@ -142,7 +142,7 @@ class LeaseEngine:
     def _begin_scan(self, *, due: bool) -> RelayStep:
         """Settle what is under way, renew the leases if *due*, start from the lowest row.
 
-        They are *due* if they could not be extended meanwhile: shards are shared anew then.
+        They are *due* if they could not be extended: shards are shared anew then.
 
         A brief scan waits for no deletion: it leaves the rows out that are being deleted.
         """

@@ -97,11 +97,6 @@ class Leases:
         """Whether it is time to renew."""
         return self.remaining < self.terms.seconds * 2 / 3
 
-    @property
-    def overdue(self) -> bool:
-        """Whether they are to be renewed now, whoever has to wait for it."""
-        return self.remaining < self.terms.seconds / 3
-
     def renew(self) -> None:
         """Stay alive, give up what exceeds our share, take what is free; one transaction.
 
@@ -115,18 +110,15 @@ class Leases:
             transact(self._engine, self._forget, clock=self._clock)
             self._tidied = asked
 
-    @property
-    def extensible(self) -> bool:
-        """Whether there are leases, in a database where `extend` is any use."""
-        return bool(self.owned) and "extend" in self._sql
-
     def extend(self) -> bool:
         """Make the leases last as long as if renewed; False if `renew` is to share shards anew.
 
-        No shard changes hands, so this may be called with batches in flight, from another
-        thread than `renew`, though never at the same time.
+        No shard changes hands, so it may be called with batches in flight. Publishing goes on
+        meanwhile; nothing more is read until it is known that every shard is still ours.
         """
         asked, owned = self._clock.monotonic(), self.owned
+        if not owned or "extend" not in self._sql:
+            return False
 
         def extend(db: Connection) -> bool:
             if self._quota(db) != len(owned):

@@ -32,7 +32,8 @@ def test_connections_that_were_needed_at_once_are_kept(postgres: Postgres) -> No
     consumer = Consumer(broker, group="billing", database=url, workers=WORKERS)
     together, opened = threading.Barrier(WORKERS), []
     assert consumer.context.store is not None
-    event.listen(consumer.context.store.engine, "connect", lambda *_: opened.append(1))
+    own = consumer.context.store.engine
+    event.listen(own, "connect", lambda *_: opened.append(1))
 
     @consumer.on("orders", ordered=False)
     def handle(order: int, session: Session) -> None:
@@ -44,4 +45,5 @@ def test_connections_that_were_needed_at_once_are_kept(postgres: Postgres) -> No
         for _ in range(ROUNDS):
             sink.publish([Message.new("orders", b"1") for _ in range(WORKERS)])
             until(lambda: not any(broker.lag("billing", ["orders"]).values()), "acknowledged")
+    own.dispose()
     assert WORKERS <= len(opened) <= WORKERS + 3
